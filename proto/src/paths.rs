@@ -1,0 +1,99 @@
+//! Where the processes meet: one directory a socket, so that each is mounted only where it is needed
+//! (peer credentials cannot tell three uid-0 peers apart).
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Root of all run-time directories; a tmpfs on the host.
+pub const RUN_DIR: &str = "/run/sluice";
+
+/// uid and gid of the broker's process: nobody else's, because in-flight descriptors are counted per uid.
+pub const BROKER_UID: u32 = 64_807;
+
+/// The directories and sockets below one run directory.
+#[derive(Debug, Clone)]
+pub struct RunDir(PathBuf);
+
+impl Default for RunDir {
+    fn default() -> Self {
+        Self(RUN_DIR.into())
+    }
+}
+
+impl RunDir {
+    /// Paths below `root`.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self(root.into())
+    }
+    /// The root itself.
+    pub fn root(&self) -> &Path {
+        &self.0
+    }
+    /// Plugin to executor, gRPC: `CniService`. Mode 0600, root.
+    pub fn cni_socket(&self) -> PathBuf {
+        self.0.join("cni/executor.sock")
+    }
+    /// Where the plugin leaves tombstones of DELs that found no executor; read by the executor.
+    pub fn tombstones(&self) -> PathBuf {
+        self.0.join("cni/tombstones")
+    }
+    /// Broker to executor, gRPC: `NetnsExecutor`. Group of the broker.
+    pub fn executor_socket(&self) -> PathBuf {
+        self.0.join("executor/executor.sock")
+    }
+    /// Broker to executor, SOCK_SEQPACKET: netns descriptors. Group of the broker.
+    pub fn descriptor_socket(&self) -> PathBuf {
+        self.0.join("executor/netns.sock")
+    }
+    /// Opener to executor, SOCK_SEQPACKET. Mode 0600, root.
+    pub fn opener_socket(&self) -> PathBuf {
+        self.0.join("opener/opener.sock")
+    }
+    /// The executor's sandbox table, a file a sandbox.
+    pub fn sandboxes(&self) -> PathBuf {
+        self.0.join("state/sandboxes")
+    }
+    /// Node-local tools to broker, gRPC: `PodNetns`.
+    pub fn workload_socket(&self) -> PathBuf {
+        self.0.join("broker/workload.sock")
+    }
+    /// Metrics and readiness of the broker over HTTP.
+    pub fn http_socket(&self) -> PathBuf {
+        self.0.join("broker/http.sock")
+    }
+    /// ZDS, SOCK_SEQPACKET. On a cluster the path ztunnel expects is used instead.
+    pub fn zds_socket(&self) -> PathBuf {
+        self.0.join("ztunnel/ztunnel.sock")
+    }
+    /// `/cmdadd` as an installed istio-cni plugin calls it.
+    pub fn compatibility_socket(&self) -> PathBuf {
+        self.0.join("istio-cni/pluginevent.sock")
+    }
+}
+
+/// All deadlines in one place, because they must nest: ZDS < executor < plugin.
+#[derive(Debug, Clone, Copy)]
+pub struct Deadlines {
+    /// One ZDS message, from when it is the oldest unanswered.
+    pub zds: Duration,
+    /// One ADD inside the executor.
+    pub executor: Duration,
+    /// One ADD inside the plugin, everything included.
+    pub plugin: Duration,
+    /// Without a broker, an ADD is answered `NoBroker` after this.
+    pub no_broker: Duration,
+    /// The plugin tries to reach the executor for this long.
+    pub connect: Duration,
+}
+
+/// The deadlines of this version.
+pub const DEADLINES: Deadlines = Deadlines {
+    zds: Duration::from_secs(4),
+    executor: Duration::from_secs(9),
+    plugin: Duration::from_secs(10),
+    no_broker: Duration::from_secs(2),
+    connect: Duration::from_secs(1),
+};
+
+const _: () = assert!(DEADLINES.zds.as_millis() < DEADLINES.executor.as_millis());
+const _: () = assert!(DEADLINES.executor.as_millis() < DEADLINES.plugin.as_millis());
