@@ -12,10 +12,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = protox::compile(files, ["."])?;
     tonic_prost_build::configure()
         .build_transport(false)
-        .type_attribute(".sluice.types.v1", "#[derive(serde::Serialize, serde::Deserialize)]")
-        .type_attribute("sluice.executor.v1.Sandbox", "#[derive(serde::Serialize, serde::Deserialize)]")
+        .type_attribute(
+            ".sluice.types.v1",
+            "#[derive(serde::Serialize, serde::Deserialize)]",
+        )
+        .type_attribute(
+            "sluice.executor.v1.Sandbox",
+            "#[derive(serde::Serialize, serde::Deserialize)]",
+        )
         .type_attribute("sluice.workload.v1", "#[derive(serde::Serialize)]")
-        .type_attribute("sluice.executor.v1.NodeStatusResponse", "#[derive(serde::Serialize)]")
+        .type_attribute(
+            "sluice.executor.v1.NodeStatusResponse",
+            "#[derive(serde::Serialize)]",
+        )
         .type_attribute("sluice.executor.v1.ProbeAddress", "#[derive(serde::Serialize)]")
         .type_attribute("sluice.executor.v1.Counter", "#[derive(serde::Serialize)]")
         .type_attribute("sluice.executor.v1.Histogram", "#[derive(serde::Serialize)]")

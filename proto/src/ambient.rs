@@ -10,7 +10,8 @@ use crate::pb::types;
 /// Source address of the host's probes as pods see it, IPv4 (Istio's `HOST_PROBE_SNAT_IP`).
 pub const PROBE_IPV4: Ipv4Addr = Ipv4Addr::new(169, 254, 7, 127);
 /// Source address of the host's probes as pods see it, IPv6 (Istio's `HOST_PROBE_SNAT_IPV6`).
-pub const PROBE_IPV6: Ipv6Addr = Ipv6Addr::new(0xfd16, 0x9254, 0x7127, 0x1337, 0xffff, 0xffff, 0xffff, 0xffff);
+pub const PROBE_IPV6: Ipv6Addr =
+    Ipv6Addr::new(0xfd16, 0x9254, 0x7127, 0x1337, 0xffff, 0xffff, 0xffff, 0xffff);
 
 /// Options of the ambient rule set. At most 16 virtual interfaces.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -97,14 +98,14 @@ impl TryFrom<types::AmbientOptions> for AmbientOptions {
                 .map(InterfaceName::parse)
                 .collect::<Result<_, _>>()?,
             ipv6: pb.ipv6,
-            probe_ipv4: pb
-                .probe_ipv4
-                .parse()
-                .map_err(|_| InvalidDesired::Address { field: "probe_ipv4", value: pb.probe_ipv4.clone() })?,
-            probe_ipv6: pb
-                .probe_ipv6
-                .parse()
-                .map_err(|_| InvalidDesired::Address { field: "probe_ipv6", value: pb.probe_ipv6.clone() })?,
+            probe_ipv4: pb.probe_ipv4.parse().map_err(|_| InvalidDesired::Address {
+                field: "probe_ipv4",
+                value: pb.probe_ipv4.clone(),
+            })?,
+            probe_ipv6: pb.probe_ipv6.parse().map_err(|_| InvalidDesired::Address {
+                field: "probe_ipv6",
+                value: pb.probe_ipv6.clone(),
+            })?,
         })
     }
 }
@@ -114,7 +115,11 @@ impl From<&AmbientOptions> for types::AmbientOptions {
         Self {
             dns_capture: options.dns_capture,
             bypass_inbound_capture: options.bypass_inbound_capture,
-            virtual_interfaces: options.virtual_interfaces.iter().map(ToString::to_string).collect(),
+            virtual_interfaces: options
+                .virtual_interfaces
+                .iter()
+                .map(ToString::to_string)
+                .collect(),
             ipv6: options.ipv6,
             probe_ipv4: options.probe_ipv4.to_string(),
             probe_ipv6: options.probe_ipv6.to_string(),
@@ -126,7 +131,12 @@ impl TryFrom<types::Desired> for Desired {
     type Error = InvalidDesired;
 
     fn try_from(pb: types::Desired) -> Result<Self, InvalidDesired> {
-        let options = || pb.ambient.clone().ok_or(InvalidDesired::OptionsMissing)?.try_into();
+        let options = || {
+            pb.ambient
+                .clone()
+                .ok_or(InvalidDesired::OptionsMissing)?
+                .try_into()
+        };
         match pb.mode() {
             types::Mode::None => Ok(Self::None),
             types::Mode::Ambient => Ok(Self::Ambient(options()?)),
@@ -143,6 +153,9 @@ impl From<&Desired> for types::Desired {
             Desired::Ambient(options) => (types::Mode::Ambient, Some(options.into())),
             Desired::Draining(options) => (types::Mode::Draining, Some(options.into())),
         };
-        Self { mode: mode.into(), ambient }
+        Self {
+            mode: mode.into(),
+            ambient,
+        }
     }
 }

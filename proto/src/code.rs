@@ -69,52 +69,169 @@ pub enum ErrorCode {
 }
 
 const TABLE: &[(ErrorCode, &str, &str)] = &[
-    (ErrorCode::PluginEnvironment, "PLG-ENV", "the container runtime must set the CNI variables named in the message"),
-    (ErrorCode::PluginConfiguration, "PLG-CONF", "correct the sluice entry of the network configuration list"),
-    (ErrorCode::PluginNetns, "PLG-NETNS", "the runtime removed the sandbox's network namespace; the kubelet tries again with a new one"),
-    (ErrorCode::ExecutorUnreachable, "PLG-CONN", "check that the netns-executor container runs and its socket directory is mounted"),
-    (ErrorCode::ExecutorTimeout, "PLG-TIME", "see `sluicectl status`: the node is overloaded or a component hangs"),
-    (ErrorCode::Undecided, "PLG-UNDECIDED", "bring the agent or the API server back; the kubelet tries again"),
+    (
+        ErrorCode::PluginEnvironment,
+        "PLG-ENV",
+        "the container runtime must set the CNI variables named in the message",
+    ),
+    (
+        ErrorCode::PluginConfiguration,
+        "PLG-CONF",
+        "correct the sluice entry of the network configuration list",
+    ),
+    (
+        ErrorCode::PluginNetns,
+        "PLG-NETNS",
+        "the runtime removed the sandbox's network namespace; the kubelet tries again with a new one",
+    ),
+    (
+        ErrorCode::ExecutorUnreachable,
+        "PLG-CONN",
+        "check that the netns-executor container runs and its socket directory is mounted",
+    ),
+    (
+        ErrorCode::ExecutorTimeout,
+        "PLG-TIME",
+        "see `sluicectl status`: the node is overloaded or a component hangs",
+    ),
+    (
+        ErrorCode::Undecided,
+        "PLG-UNDECIDED",
+        "bring the agent or the API server back; the kubelet tries again",
+    ),
     (ErrorCode::PluginBug, "PLG-BUG", "report it with the message"),
-    (ErrorCode::DescriptorRefused, "EXE-FD", "the runtime handed over a namespace that is not this pod's own; see the executor's audit log"),
-    (ErrorCode::DescriptorLimit, "EXE-FDLIMIT", "raise the open-files limit or look for denials of the LSM (SELinux, AppArmor)"),
-    (ErrorCode::Rules, "EXE-RULES", "run `sluicectl preflight`: a kernel feature is missing or the namespace has no room"),
-    (ErrorCode::Routes, "EXE-ROUTE", "run `sluicectl preflight`: policy routing is missing or `lo` is down"),
-    (ErrorCode::ProbeSet, "EXE-PROBE", "see `sluicectl status`: the host's rules are being repaired"),
-    (ErrorCode::HostUnreachable, "EXE-HOST", "check that the netns-opener container runs"),
-    (ErrorCode::StateFile, "EXE-STATE", "check room and permissions of the executor's state directory"),
-    (ErrorCode::TooLate, "EXE-LATE", "none: the sandbox was removed or replaced"),
-    (ErrorCode::SandboxGone, "EXE-GONE", "none if the pod is going away; otherwise restart the pod"),
-    (ErrorCode::InvalidInput, "EXE-INPUT", "components of different versions; finish the upgrade"),
-    (ErrorCode::Drift, "EXE-DRIFT", "somebody changed the rules; they are repaired, see the difference in `sluicectl status`"),
-    (ErrorCode::KernelFeature, "EXE-KERNEL", "load the module or enable the kernel option named in the message"),
-    (ErrorCode::OpenerUnavailable, "OPN-NONE", "check that the netns-opener container runs, or restart the pod so that the plugin hands it over"),
+    (
+        ErrorCode::DescriptorRefused,
+        "EXE-FD",
+        "the runtime handed over a namespace that is not this pod's own; see the executor's audit log",
+    ),
+    (
+        ErrorCode::DescriptorLimit,
+        "EXE-FDLIMIT",
+        "raise the open-files limit or look for denials of the LSM (SELinux, AppArmor)",
+    ),
+    (
+        ErrorCode::Rules,
+        "EXE-RULES",
+        "run `sluicectl preflight`: a kernel feature is missing or the namespace has no room",
+    ),
+    (
+        ErrorCode::Routes,
+        "EXE-ROUTE",
+        "run `sluicectl preflight`: policy routing is missing or `lo` is down",
+    ),
+    (
+        ErrorCode::ProbeSet,
+        "EXE-PROBE",
+        "see `sluicectl status`: the host's rules are being repaired",
+    ),
+    (
+        ErrorCode::HostUnreachable,
+        "EXE-HOST",
+        "check that the netns-opener container runs",
+    ),
+    (
+        ErrorCode::StateFile,
+        "EXE-STATE",
+        "check room and permissions of the executor's state directory",
+    ),
+    (
+        ErrorCode::TooLate,
+        "EXE-LATE",
+        "none: the sandbox was removed or replaced",
+    ),
+    (
+        ErrorCode::SandboxGone,
+        "EXE-GONE",
+        "none if the pod is going away; otherwise restart the pod",
+    ),
+    (
+        ErrorCode::InvalidInput,
+        "EXE-INPUT",
+        "components of different versions; finish the upgrade",
+    ),
+    (
+        ErrorCode::Drift,
+        "EXE-DRIFT",
+        "somebody changed the rules; they are repaired, see the difference in `sluicectl status`",
+    ),
+    (
+        ErrorCode::KernelFeature,
+        "EXE-KERNEL",
+        "load the module or enable the kernel option named in the message",
+    ),
+    (
+        ErrorCode::OpenerUnavailable,
+        "OPN-NONE",
+        "check that the netns-opener container runs, or restart the pod so that the plugin hands it over",
+    ),
     (ErrorCode::OpenerNetns, "OPN-NETNS", "restart the pod"),
-    (ErrorCode::BrokerUnavailable, "BRK-NONE", "check that the ambient-broker container runs"),
-    (ErrorCode::PodUnknown, "BRK-POD", "check that the pod exists and that the broker's source is in sync"),
-    (ErrorCode::BrokerTimeout, "BRK-TIME", "see `sluicectl status`: what the pod waits for is listed there"),
+    (
+        ErrorCode::BrokerUnavailable,
+        "BRK-NONE",
+        "check that the ambient-broker container runs",
+    ),
+    (
+        ErrorCode::PodUnknown,
+        "BRK-POD",
+        "check that the pod exists and that the broker's source is in sync",
+    ),
+    (
+        ErrorCode::BrokerTimeout,
+        "BRK-TIME",
+        "see `sluicectl status`: what the pod waits for is listed there",
+    ),
     (ErrorCode::BrokerState, "BRK-STATE", "see `sluicectl explain`"),
-    (ErrorCode::NoProxy, "ZT-NONE", "check that ztunnel runs on the node and mounts the ZDS socket's directory"),
-    (ErrorCode::ProxyNack, "ZT-NACK", "ztunnel says why; commonly a port is taken or IPv6 is disabled in the pod"),
-    (ErrorCode::ProxyTimeout, "ZT-TIME", "ztunnel hangs or is overloaded; look at its log"),
-    (ErrorCode::ProxyConnection, "ZT-CONN", "ztunnel restarted; the kubelet tries again"),
-    (ErrorCode::Unknown, "UNKNOWN", "components of different versions; finish the upgrade"),
+    (
+        ErrorCode::NoProxy,
+        "ZT-NONE",
+        "check that ztunnel runs on the node and mounts the ZDS socket's directory",
+    ),
+    (
+        ErrorCode::ProxyNack,
+        "ZT-NACK",
+        "ztunnel says why; commonly a port is taken or IPv6 is disabled in the pod",
+    ),
+    (
+        ErrorCode::ProxyTimeout,
+        "ZT-TIME",
+        "ztunnel hangs or is overloaded; look at its log",
+    ),
+    (
+        ErrorCode::ProxyConnection,
+        "ZT-CONN",
+        "ztunnel restarted; the kubelet tries again",
+    ),
+    (
+        ErrorCode::Unknown,
+        "UNKNOWN",
+        "components of different versions; finish the upgrade",
+    ),
 ];
 
 impl ErrorCode {
     /// The stable text form.
     pub fn as_str(self) -> &'static str {
-        TABLE.iter().find(|(code, ..)| *code == self).map_or("UNKNOWN", |(_, text, _)| text)
+        TABLE
+            .iter()
+            .find(|(code, ..)| *code == self)
+            .map_or("UNKNOWN", |(_, text, _)| text)
     }
 
     /// What a person can do about it.
     pub fn fix(self) -> &'static str {
-        TABLE.iter().find(|(code, ..)| *code == self).map_or("", |(.., fix)| fix)
+        TABLE
+            .iter()
+            .find(|(code, ..)| *code == self)
+            .map_or("", |(.., fix)| fix)
     }
 
     /// Reads the text form; an unknown code becomes [`ErrorCode::Unknown`].
     pub fn parse(text: &str) -> Self {
-        TABLE.iter().find(|(_, known, _)| *known == text).map_or(Self::Unknown, |(code, ..)| *code)
+        TABLE
+            .iter()
+            .find(|(_, known, _)| *known == text)
+            .map_or(Self::Unknown, |(code, ..)| *code)
     }
 
     /// Every code with its text form and fix, for documentation.

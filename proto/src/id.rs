@@ -18,7 +18,11 @@ pub struct InvalidId {
 
 impl InvalidId {
     fn new(what: &'static str, value: &str, allowed: &'static str) -> Self {
-        Self { what, value: value.chars().take(64).collect(), allowed }
+        Self {
+            what,
+            value: value.chars().take(64).collect(),
+            allowed,
+        }
     }
 }
 
@@ -92,12 +96,14 @@ fn interface_name(s: &str) -> bool {
         && s != "."
         && s != ".."
         && !s.starts_with('!')
-        && s.bytes().all(|b| b.is_ascii_graphic() && !br#"/:'"`;#{}\$,*+"#.contains(&b))
+        && s.bytes()
+            .all(|b| b.is_ascii_graphic() && !br#"/:'"`;#{}\$,*+"#.contains(&b))
 }
 
 fn dns_label(s: &str) -> bool {
     (1..=63).contains(&s.len())
-        && s.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+        && s.bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
         && !s.starts_with('-')
         && !s.ends_with('-')
 }
@@ -186,7 +192,21 @@ mod tests {
 
     #[test]
     fn interface_names_that_could_carry_a_command_are_refused() {
-        for bad in ["", "a b", "eth0;flush", "x\"", "!eth0", "eth0#", "a/b", "sixteen-chars-xx", "{", "..", "a\n", "eth0,", "ä"] {
+        for bad in [
+            "",
+            "a b",
+            "eth0;flush",
+            "x\"",
+            "!eth0",
+            "eth0#",
+            "a/b",
+            "sixteen-chars-xx",
+            "{",
+            "..",
+            "a\n",
+            "eth0,",
+            "ä",
+        ] {
             assert!(InterfaceName::parse(bad).is_err(), "{bad:?}");
         }
         for good in ["eth0", "fake1s0f0", "tailscale0", "br-1234", "en0.100", "0abc"] {
@@ -198,7 +218,13 @@ mod tests {
     fn paths_that_climb_are_refused() {
         assert!(NetnsPath::parse("/var/run/netns/cni-1").is_ok());
         assert!(NetnsPath::parse("/proc/12/ns/net").is_ok());
-        for bad in ["", "run/netns/x", "/run/netns/../../etc/passwd", "/run/./x", "/run/a b"] {
+        for bad in [
+            "",
+            "run/netns/x",
+            "/run/netns/../../etc/passwd",
+            "/run/./x",
+            "/run/a b",
+        ] {
             assert!(NetnsPath::parse(bad).is_err(), "{bad:?}");
         }
     }
@@ -206,6 +232,9 @@ mod tests {
     #[test]
     fn an_error_says_what_was_given_and_what_is_allowed() {
         let error = PodUid::parse("no spaces").unwrap_err().to_string();
-        assert_eq!(error, "pod uid \"no spaces\" is not valid: 1 to 64 letters, digits and '-'");
+        assert_eq!(
+            error,
+            "pod uid \"no spaces\" is not valid: 1 to 64 letters, digits and '-'"
+        );
     }
 }

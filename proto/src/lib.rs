@@ -15,24 +15,48 @@ pub mod sandbox;
 pub mod transport;
 
 /// Generated from the `.proto` files beside this crate.
-#[allow(missing_docs, missing_debug_implementations, unreachable_pub, clippy::all, clippy::pedantic, clippy::expect_used, clippy::allow_attributes_without_reason, reason = "generated code")]
+#[allow(
+    missing_docs,
+    missing_debug_implementations,
+    unreachable_pub,
+    clippy::all,
+    clippy::pedantic,
+    clippy::expect_used,
+    clippy::allow_attributes_without_reason,
+    reason = "generated code"
+)]
 pub mod pb {
-    /// Types that several contracts share.
-    pub mod types {
-        tonic::include_proto!("sluice.types.v1");
+    // The nesting mirrors the packages, because generated code refers to other packages by relative paths.
+    mod sluice {
+        pub mod types {
+            pub mod v1 {
+                tonic::include_proto!("sluice.types.v1");
+            }
+        }
+        pub mod cni {
+            pub mod v1 {
+                tonic::include_proto!("sluice.cni.v1");
+            }
+        }
+        pub mod executor {
+            pub mod v1 {
+                tonic::include_proto!("sluice.executor.v1");
+            }
+        }
+        pub mod workload {
+            pub mod v1 {
+                tonic::include_proto!("sluice.workload.v1");
+            }
+        }
     }
     /// Plugin to executor.
-    pub mod cni {
-        tonic::include_proto!("sluice.cni.v1");
-    }
+    pub use sluice::cni::v1 as cni;
     /// Broker to executor, and the descriptor socket.
-    pub mod executor {
-        tonic::include_proto!("sluice.executor.v1");
-    }
+    pub use sluice::executor::v1 as executor;
+    /// Types that several contracts share.
+    pub use sluice::types::v1 as types;
     /// Broker to node-local tools.
-    pub mod workload {
-        tonic::include_proto!("sluice.workload.v1");
-    }
+    pub use sluice::workload::v1 as workload;
     /// Broker to ztunnel.
     pub mod zds {
         tonic::include_proto!("istio.workload.zds");

@@ -5,7 +5,9 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::code::ErrorCode;
-use crate::id::{Attachment, ContainerId, InterfaceName, InvalidId, Namespace, NetworkName, PodName, PodRef, PodUid};
+use crate::id::{
+    Attachment, ContainerId, InterfaceName, InvalidId, Namespace, NetworkName, PodName, PodRef, PodUid,
+};
 use crate::pb::types;
 
 /// A message from a peer lacks something or holds something that is not allowed.
@@ -61,7 +63,11 @@ impl TryFrom<types::PodRef> for PodRef {
 
 impl From<&PodRef> for types::PodRef {
     fn from(pod: &PodRef) -> Self {
-        Self { namespace: pod.namespace.to_string(), name: pod.name.to_string(), uid: pod.uid.to_string() }
+        Self {
+            namespace: pod.namespace.to_string(),
+            name: pod.name.to_string(),
+            uid: pod.uid.to_string(),
+        }
     }
 }
 
@@ -105,13 +111,23 @@ impl NetnsIdentity {
 
 impl From<&NetnsIdentity> for types::NetnsIdentity {
     fn from(id: &NetnsIdentity) -> Self {
-        Self { cookie: id.cookie, device: id.device, inode: id.inode, boot_id: id.boot_id.clone() }
+        Self {
+            cookie: id.cookie,
+            device: id.device,
+            inode: id.inode,
+            boot_id: id.boot_id.clone(),
+        }
     }
 }
 
 impl From<types::NetnsIdentity> for NetnsIdentity {
     fn from(pb: types::NetnsIdentity) -> Self {
-        Self { cookie: pb.cookie, device: pb.device, inode: pb.inode, boot_id: pb.boot_id }
+        Self {
+            cookie: pb.cookie,
+            device: pb.device,
+            inode: pb.inode,
+            boot_id: pb.boot_id,
+        }
     }
 }
 
@@ -132,7 +148,12 @@ pub struct Failure {
 impl Failure {
     /// A failure of `component` while doing `stage`.
     pub fn new(code: ErrorCode, component: &str, stage: &str, cause: impl Into<String>) -> Self {
-        Self { code, component: component.to_owned(), stage: stage.to_owned(), cause: cause.into() }
+        Self {
+            code,
+            component: component.to_owned(),
+            stage: stage.to_owned(),
+            cause: cause.into(),
+        }
     }
 }
 
@@ -149,6 +170,11 @@ impl From<&Failure> for types::Failure {
 
 impl From<types::Failure> for Failure {
     fn from(pb: types::Failure) -> Self {
-        Self { code: ErrorCode::parse(&pb.code), component: pb.component, stage: pb.stage, cause: pb.cause }
+        Self {
+            code: ErrorCode::parse(&pb.code),
+            component: pb.component,
+            stage: pb.stage,
+            cause: pb.cause,
+        }
     }
 }

@@ -1,0 +1,13 @@
+//! How messages and descriptors travel between our processes, all of it over Unix sockets.
+//!
+//! - [`uds`]: binding without a window in which the socket is missing or open to all; who the peer is.
+//! - [`descriptors`]: one message with descriptors, blocking; the only place that handles ancillary data.
+//! - [`preamble`]: descriptors ahead of HTTP/2 on the same stream.
+//! - [`seqpacket`]: messages with descriptors, one packet each, on tokio.
+//! - [`grpc`]: a tonic client over one connected stream.
+
+pub mod descriptors;
+pub mod grpc;
+pub mod preamble;
+pub mod seqpacket;
+pub mod uds;
