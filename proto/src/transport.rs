@@ -4,10 +4,12 @@
 //! - [`descriptors`]: one message with descriptors, blocking; the only place that handles ancillary data.
 //! - [`preamble`]: descriptors ahead of HTTP/2 on the same stream.
 //! - [`seqpacket`]: messages with descriptors, one packet each, on tokio.
+//! - [`reactor`]: any owned descriptor on tokio.
 //! - [`grpc`]: a tonic client over one connected stream.
 
 pub mod descriptors;
 pub mod grpc;
 pub mod preamble;
+pub mod reactor;
 pub mod seqpacket;
 pub mod uds;

@@ -12,6 +12,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::descriptors::{self, Received, TransportError};
+use super::reactor::watch;
 use super::uds::{BindError, Peer, bind_at};
 
 /// Longest message in bytes; ztunnel's receive buffer is this long.
@@ -28,7 +29,7 @@ impl SeqpacketConnection {
     fn new(socket: OwnedFd) -> io::Result<Self> {
         let peer = Peer::of(&socket)?;
         Ok(Self {
-            socket: AsyncFd::register_with_interest(socket, Interest::READABLE | Interest::WRITABLE)?,
+            socket: watch(socket, Interest::READABLE | Interest::WRITABLE)?,
             peer,
         })
     }
@@ -115,7 +116,7 @@ impl SeqpacketListener {
             rustix::net::bind(&socket, &SocketAddrUnix::new(temporary)?)?;
             rustix::net::listen(&socket, 128)?;
             Ok(Self {
-                socket: AsyncFd::register_with_interest(socket, Interest::READABLE)?,
+                socket: watch(socket, Interest::READABLE)?,
             })
         })
     }
