@@ -1,0 +1,63 @@
+# The one entry point. `make help` lists the targets.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
+HOST_ENV := $(shell echo "$(HOST)" | tr 'a-z-' 'A-Z_')
+# Shipped binaries are static (no libc of the node is involved) and not position independent (start-up is faster).
+export CARGO_TARGET_$(HOST_ENV)_RUSTFLAGS := -C target-feature=+crt-static -C relocation-model=static
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+DIST := $(abspath $(TARGET_DIR))/dist
+SERVICES := netns-executor netns-opener ambient-broker sluicectl standin-proxy sluice-demo sluice-bench
+
+# What the tests compare with and build on; the demo needs none of it.
+PACKAGES := nftables iptables iproute2 ipset conntrack strace procps containernetworking-plugins
+TOOLS := nft iptables-nft-save iptables-legacy-save ip ipset conntrack strace ps
+
+.PHONY: help setup dist demo test bench lint fmt bless deny clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+setup: ## install the tools that the tests use (Debian, Ubuntu)
+	@missing=""; for tool in $(TOOLS); do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
+	[ -x /usr/lib/cni/bridge ] || missing="$$missing bridge"; \
+	if [ -n "$$missing" ]; then \
+	  echo "installing packages for:$$missing"; \
+	  command -v apt-get >/dev/null || { echo "no apt-get here: install by hand: $(PACKAGES)" >&2; exit 1; }; \
+	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends $(PACKAGES); \
+	fi
+
+dist: ## build the shipped binaries into target/dist
+	cargo build --locked --release --target $(HOST) $(foreach bin,$(SERVICES),--bin $(bin))
+	cargo build --locked --profile plugin --target $(HOST) -p sluice-cni
+	@mkdir -p $(DIST)
+	@for bin in $(SERVICES); do install -m 0755 $(TARGET_DIR)/$(HOST)/release/$$bin $(DIST)/$$bin; done
+	@install -m 0755 $(TARGET_DIR)/$(HOST)/plugin/sluice-cni $(DIST)/sluice-cni
+
+demo: dist ## show the whole product at work on this machine (needs root; KEEP=1 leaves the node running)
+	SLUICE_BIN_DIR=$(DIST) $(DIST)/sluice-demo $(if $(KEEP),--keep)
+
+test: setup dist ## install what the tests need and run them all (needs root)
+	SLUICE_BIN_DIR=$(DIST) cargo test --locked --workspace --no-fail-fast $(if $(ZTUNNEL_BIN),-- --include-ignored)
+
+bench: setup dist ## measure speed and size against floors taken in the same run (needs root)
+	SLUICE_BIN_DIR=$(DIST) $(DIST)/sluice-bench --json $(DIST)/bench.json
+
+lint: ## formatting, clippy, documentation links
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items
+
+deny: ## licences, sources and who may depend on what (needs cargo-deny)
+	cargo deny check bans licenses sources
+
+fmt: ## format the code
+	cargo fmt --all
+
+bless: ## rewrite golden files; review the diff
+	BLESS=1 INSTA_UPDATE=always cargo test --locked --workspace
+
+clean: ## remove build output
+	cargo clean
