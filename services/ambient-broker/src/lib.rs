@@ -1,1 +1,3 @@
-//! Placeholder.
+//! The ambient broker: decides who is in the mesh and sees to it.
+
+pub mod source;
