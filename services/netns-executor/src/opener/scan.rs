@@ -1,0 +1,175 @@
+//! Finding the namespaces of running pods: one pass over the host's processes.
+//!
+//! What a scan says is a suggestion. A process may sit in a pod's control group and in another pod's or the host's
+//! network; the executor takes a candidate only after it found one of the pod's addresses in it.
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::sys::stat::fstat;
+use sluice_proto::id::PodUid;
+
+use super::cgroup;
+use super::enter::errno_of;
+use super::keyhole::{Keyhole, KeyholeError};
+
+/// A pod that makes namespaces without end cannot fill our memory: the oldest ones count.
+const MAX_CANDIDATES: usize = 16;
+
+/// Device and inode on nsfs: names a namespace among those that are alive at the same time.
+pub(super) type NetnsId = (u64, u64);
+
+/// A process that is in a namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Process {
+    /// Clock ticks since boot (field 22 of /proc/PID/stat).
+    started: u64,
+    pid: u32,
+}
+
+/// One namespace that processes of a pod live in, and the oldest of them.
+#[derive(Debug, Clone, Copy)]
+struct Candidate {
+    process: Process,
+    netns: NetnsId,
+}
+
+/// What the last scan found.
+#[derive(Debug, Default)]
+pub(super) struct Scan {
+    candidates: HashMap<PodUid, Vec<Candidate>>,
+    /// Processes looked at.
+    pub(super) scanned: u32,
+}
+
+impl Scan {
+    /// Looks once at every process below `proc`. Processes that vanish or cannot be read are left out; `host` is
+    /// never a candidate.
+    pub(super) fn run(proc: &Path, keyhole: &Keyhole, host: NetnsId) -> Result<Result<Self, Errno>, KeyholeError> {
+        let entries = match std::fs::read_dir(proc) {
+            Ok(entries) => entries,
+            Err(error) => return Ok(Err(errno_of(error))),
+        };
+        let mut scan = Self::default();
+        let mut text = Text::default();
+        for entry in entries.flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            scan.scanned += 1;
+            let directory = entry.path();
+            let Some((uid, process)) = text.pod_process(&directory, pid) else {
+                continue;
+            };
+            let Ok(netns) = keyhole.netns_of(pid)? else { continue };
+            let Ok(netns) = id_of(&netns) else { continue };
+            // The process may have ended, and its pid be another's, since its control group was read.
+            if netns != host && text.started(&directory) == Some(process.started) {
+                remember(scan.candidates.entry(uid).or_default(), Candidate { process, netns });
+            }
+        }
+        Ok(Ok(scan))
+    }
+
+    /// Opens the `index`-th namespace of a pod. ENOENT: there is none; ESRCH: it is no longer what the scan saw.
+    pub(super) fn open(&self, keyhole: &Keyhole, uid: &PodUid, index: u32) -> Result<Result<OwnedFd, Errno>, KeyholeError> {
+        let found = self.candidates.get(uid).and_then(|all| all.get(index as usize));
+        let Some(candidate) = found else {
+            return Ok(Err(Errno::ENOENT));
+        };
+        Ok(keyhole.netns_of(candidate.process.pid)?.and_then(|netns| {
+            if id_of(&netns)? == candidate.netns { Ok(netns) } else { Err(Errno::ESRCH) }
+        }))
+    }
+}
+
+/// Device and inode behind a descriptor.
+pub(super) fn id_of(netns: impl AsFd) -> Result<NetnsId, Errno> {
+    fstat(netns).map(|stat| (stat.st_dev, stat.st_ino))
+}
+
+/// Keeps one entry a namespace, with its oldest process, oldest first.
+fn remember(candidates: &mut Vec<Candidate>, new: Candidate) {
+    match candidates.iter_mut().find(|known| known.netns == new.netns) {
+        Some(known) => known.process = known.process.min(new.process),
+        None => candidates.push(new),
+    }
+    candidates.sort_by_key(|candidate| candidate.process);
+    candidates.truncate(MAX_CANDIDATES);
+}
+
+/// Reads small files into one buffer: a scan reads thousands.
+#[derive(Default)]
+struct Text(Vec<u8>);
+
+impl Text {
+    fn read(&mut self, path: &Path) -> Option<&str> {
+        self.0.clear();
+        let file = std::fs::File::open(path).ok()?;
+        file.take(16 * 1024).read_to_end(&mut self.0).ok()?;
+        std::str::from_utf8(&self.0).ok()
+    }
+
+    fn pod_process(&mut self, directory: &Path, pid: u32) -> Option<(PodUid, Process)> {
+        let member = cgroup::parse(self.read(&directory.join("cgroup"))?)?;
+        let uid = PodUid::parse(member.uid).ok()?;
+        let started = self.started(directory)?;
+        Some((uid, Process { started, pid }))
+    }
+
+    /// The command name, in parentheses, may contain anything; so fields are counted from the last one.
+    fn started(&mut self, directory: &Path) -> Option<u64> {
+        let fields = self.read(&directory.join("stat"))?.rsplit_once(')')?.1;
+        fields.split_whitespace().nth(19)?.parse().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_process_comes_first_and_stands_for_its_namespace() {
+        let mut all = Vec::new();
+        let mut add = |started, pid, inode| {
+            remember(
+                &mut all,
+                Candidate {
+                    process: Process { started, pid },
+                    netns: (4, inode),
+                },
+            );
+        };
+        add(50, 10, 1);
+        add(20, 900, 2);
+        add(70, 3, 2);
+        add(10, 800, 1);
+        let order: Vec<_> = all.iter().map(|c| (c.netns.1, c.process.pid)).collect();
+        assert_eq!(order, [(1, 800), (2, 900)]);
+    }
+
+    #[test]
+    fn a_pod_cannot_fill_the_memory() {
+        let mut all = Vec::new();
+        for inode in 0..100 {
+            let process = Process {
+                started: 1000 - inode,
+                pid: 1,
+            };
+            remember(&mut all, Candidate { process, netns: (4, inode) });
+        }
+        assert_eq!(all.len(), MAX_CANDIDATES);
+        assert_eq!(all[0].netns.1, 99);
+    }
+
+    #[test]
+    fn the_start_time_is_found_behind_any_command_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let stat = "7 (a) b ) S 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12345 1 1 18446744073709551615\n";
+        std::fs::write(directory.path().join("stat"), stat).unwrap();
+        assert_eq!(Text::default().started(directory.path()), Some(12345));
+    }
+}
