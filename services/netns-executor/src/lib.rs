@@ -1,1 +1,5 @@
 //! Placeholder.
+
+pub mod opener;
+pub mod netlink;
+pub mod rules;

@@ -1,0 +1,23 @@
+//! Speaks to the kernel over netlink sockets that somebody opened inside a pod's network namespace.
+//!
+//! A netlink socket belongs for ever to the namespace it was made in, and CAP_NET_ADMIN alone is enough to use one
+//! that was handed over. So nothing here enters a namespace, reads `/proc`, or executes a program. [`apply()`] makes a
+//! namespace hold exactly what a [`Desired`](sluice_proto::ambient::Desired) asks for, [`read_back`] tells what differs.
+//! The encoder is our own: a few hundred lines that the one privileged process can be audited by.
+
+pub mod apply;
+pub mod bytes;
+mod compare;
+pub mod error;
+mod expression;
+pub mod nft;
+pub mod route;
+pub mod socket;
+mod sys;
+pub mod table;
+
+pub use apply::{ApplyError, Outcome, apply, generation, read_back};
+pub use error::NetlinkError;
+pub use nft::Batch;
+pub use socket::{NetfilterSocket, PodSockets, RouteSocket};
+pub use table::{TableState, converge, difference, read_table};

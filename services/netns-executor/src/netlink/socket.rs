@@ -1,0 +1,319 @@
+//! Netlink sockets that were handed over, and one request-and-reply exchange on them.
+//!
+//! The kernel works on a request within `sendto`, so every answer is there when it returns and reading never waits.
+//! Always an explicit destination: then only the sender's present capabilities count, not those of whoever opened the
+//! socket (`netlink_ns_capable`).
+
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recvmsg, sendto, socket};
+
+use super::bytes::{Attributes, HEADER, Message, Messages, u32_ne};
+use super::error::NetlinkError;
+use super::sys;
+
+/// `NLM_F_REQUEST`.
+pub const REQUEST: u16 = 1;
+/// `NLM_F_ACK`.
+pub const ACK: u16 = 4;
+/// `NLM_F_ROOT | NLM_F_MATCH`.
+pub const DUMP: u16 = 0x300;
+/// `NLM_F_CREATE`.
+pub const CREATE: u16 = 0x400;
+/// `NLM_F_EXCL`.
+pub const EXCLUSIVE: u16 = 0x200;
+/// `NLM_F_REPLACE`.
+pub const REPLACE: u16 = 0x100;
+/// `NLM_F_APPEND`.
+pub const APPEND: u16 = 0x800;
+
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const FLAG_DUMP_INTERRUPTED: u16 = 0x10;
+const FLAG_CAPPED: u16 = 0x100;
+const FLAG_EXT_ACK: u16 = 0x200;
+const NLMSGERR_ATTR_MSG: u16 = 1;
+/// Larger than any part of a dump (the kernel uses at most 32 KiB).
+const BUFFER: usize = 64 * 1024;
+const DUMP_ATTEMPTS: u32 = 5;
+
+/// A netlink socket and its sequence numbers.
+#[derive(Debug)]
+struct Channel {
+    fd: OwnedFd,
+    sequence: AtomicU32,
+}
+
+/// The kernel's verdict on one message.
+#[derive(Debug)]
+pub struct Refusal {
+    /// Sequence number of the message.
+    pub sequence: u32,
+    /// Error number, positive.
+    pub errno: i32,
+    /// The kernel's text, if it gave one.
+    pub text: String,
+}
+
+impl Refusal {
+    /// As an error about `request`.
+    pub fn into_error(self, request: impl Into<String>) -> NetlinkError {
+        let detail = if self.text.is_empty() { String::new() } else { format!(" ({})", self.text) };
+        NetlinkError::Refused {
+            request: request.into(),
+            detail,
+            source: io::Error::from_raw_os_error(self.errno),
+        }
+    }
+}
+
+impl Channel {
+    fn new(fd: OwnedFd, protocol: libc::c_int, expected: &'static str) -> Result<Self, NetlinkError> {
+        let wrong = |found: String| NetlinkError::WrongSocket { expected, found };
+        let option = |option| sys::socket_option::<libc::c_int>(fd.as_fd(), libc::SOL_SOCKET, option);
+        let domain = option(libc::SO_DOMAIN).map_err(|error| wrong(format!(": {error}")))?;
+        let found = option(libc::SO_PROTOCOL).map_err(|error| wrong(format!(": {error}")))?;
+        if (domain, found) != (libc::AF_NETLINK, protocol) {
+            return Err(wrong(format!(": domain {domain}, protocol {found}")));
+        }
+        for option in [libc::NETLINK_CAP_ACK, libc::NETLINK_EXT_ACK, libc::NETLINK_GET_STRICT_CHK] {
+            sys::enable(fd.as_fd(), libc::SOL_NETLINK, option)
+                .map_err(|source| NetlinkError::socket("setsockopt", source))?;
+        }
+        Ok(Self { fd, sequence: AtomicU32::new(1) })
+    }
+
+    fn open(protocol: SockProtocol) -> Result<OwnedFd, NetlinkError> {
+        socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)
+            .map_err(|source| NetlinkError::socket("socket", source))
+    }
+
+    fn next_sequence(&self) -> u32 {
+        self.sequence.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn cookie(&self) -> Result<u64, NetlinkError> {
+        sys::socket_option::<u64>(self.fd.as_fd(), libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)
+            .map_err(|source| NetlinkError::socket("getsockopt SO_NETNS_COOKIE", source))
+    }
+
+    fn netns_fd(&self) -> Result<OwnedFd, NetlinkError> {
+        sys::netns_of(self.fd.as_fd()).map_err(|source| NetlinkError::socket("ioctl SIOCGSKNS", source))
+    }
+
+    fn send(&self, bytes: &[u8]) -> Result<(), NetlinkError> {
+        let kernel = NetlinkAddr::new(0, 0);
+        loop {
+            match sendto(self.fd.as_raw_fd(), bytes, &kernel, MsgFlags::empty()) {
+                Ok(_) => return Ok(()),
+                Err(Errno::EINTR) => {}
+                Err(source) => return Err(NetlinkError::socket("sendto", source)),
+            }
+        }
+    }
+
+    /// One datagram from the kernel, or none if there is none.
+    fn receive<'a>(&self, buffer: &'a mut [u8]) -> Result<Option<&'a [u8]>, NetlinkError> {
+        loop {
+            // MSG_TRUNC makes recvmsg return the true length, so a cut datagram cannot pass for a whole one.
+            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
+            let mut parts = [IoSliceMut::new(buffer)];
+            let (length, from) = match recvmsg::<NetlinkAddr>(self.fd.as_raw_fd(), &mut parts, None, flags) {
+                Ok(received) => (received.bytes, received.address.map_or(0, |address| address.pid())),
+                Err(Errno::EAGAIN) => return Ok(None),
+                Err(Errno::EINTR) => continue,
+                Err(source) => return Err(NetlinkError::socket("recvmsg", source)),
+            };
+            // Only port 0 is the kernel: others in the namespace may write to our port.
+            if from != 0 {
+                continue;
+            }
+            if length > buffer.len() {
+                return Err(NetlinkError::Incomplete { request: "a netlink request (datagram cut)" });
+            }
+            return Ok(Some(&buffer[..length]));
+        }
+    }
+
+    /// Throws away what an earlier, failed exchange or an earlier owner left.
+    fn drain(&self, buffer: &mut [u8]) {
+        // Bounded, since a socket can also fail for good.
+        let _ = (0..4096).find(|_| matches!(self.receive(buffer), Ok(None)));
+    }
+
+    /// Sends messages that change something; returns what was refused.
+    ///
+    /// `last` is the sequence number of the message that asked for an acknowledgement.
+    fn transact(&self, bytes: &[u8], last: u32) -> Result<Vec<Refusal>, NetlinkError> {
+        let mut buffer = vec![0; BUFFER];
+        self.drain(&mut buffer);
+        self.send(bytes)?;
+        let mut refusals = Vec::new();
+        let mut acknowledged = false;
+        while let Some(datagram) = self.receive(&mut buffer)? {
+            for message in Messages(datagram) {
+                match verdict(&message) {
+                    Some(Ok(())) if message.sequence == last => acknowledged = true,
+                    Some(Err(refusal)) => refusals.push(refusal),
+                    _ => {}
+                }
+            }
+        }
+        if refusals.is_empty() && !acknowledged {
+            return Err(NetlinkError::Incomplete { request: "a transaction" });
+        }
+        Ok(refusals)
+    }
+
+    /// Sends one request and hands every message of the answer to `each`.
+    ///
+    /// `build` gets the sequence number. A dump that changes interrupted is asked for again, after `restart`.
+    fn query<S>(
+        &self,
+        request: &'static str,
+        build: impl Fn(u32) -> Vec<u8>,
+        start: impl Fn() -> S,
+        each: impl Fn(&mut S, &Message<'_>),
+    ) -> Result<S, NetlinkError> {
+        let mut buffer = vec![0; BUFFER];
+        self.drain(&mut buffer);
+        for _ in 0..DUMP_ATTEMPTS {
+            let sequence = self.next_sequence();
+            self.send(&build(sequence))?;
+            let mut state = start();
+            let (mut interrupted, mut finished) = (false, false);
+            while let Some(datagram) = self.receive(&mut buffer)? {
+                for message in Messages(datagram).filter(|message| message.sequence == sequence) {
+                    interrupted |= message.flags & FLAG_DUMP_INTERRUPTED != 0;
+                    match verdict(&message) {
+                        Some(Ok(())) => finished = true,
+                        Some(Err(refusal)) if refusal.errno == libc::EINTR => interrupted = true,
+                        Some(Err(refusal)) => return Err(refusal.into_error(request)),
+                        None => each(&mut state, &message),
+                    }
+                }
+            }
+            if !interrupted {
+                return if finished { Ok(state) } else { Err(NetlinkError::Incomplete { request }) };
+            }
+        }
+        Err(NetlinkError::Interrupted { request, attempts: DUMP_ATTEMPTS })
+    }
+}
+
+/// What a message says about a request: done or refused, or nothing because it carries data.
+fn verdict(message: &Message<'_>) -> Option<Result<(), Refusal>> {
+    if message.ty != NLMSG_ERROR && message.ty != NLMSG_DONE {
+        return None;
+    }
+    let code = u32_ne(message.payload, 0).map_or(0, u32::cast_signed);
+    if code == 0 {
+        return Some(Ok(()));
+    }
+    let mut text = String::new();
+    if message.flags & FLAG_EXT_ACK != 0 {
+        // struct nlmsgerr: error, the request's header, and its payload unless capped.
+        let request = u32_ne(message.payload, 4).unwrap_or(0) as usize;
+        let skip = match (message.ty, message.flags & FLAG_CAPPED != 0) {
+            (NLMSG_DONE, _) => 4,
+            (_, true) => 4 + HEADER,
+            (_, false) => 4 + request.next_multiple_of(4),
+        };
+        let attributes = Attributes(message.payload.get(skip..).unwrap_or_default());
+        text = attributes.string(NLMSGERR_ATTR_MSG).unwrap_or_default().to_owned();
+    }
+    Some(Err(Refusal { sequence: message.sequence, errno: code.saturating_neg(), text }))
+}
+
+macro_rules! socket_type {
+    ($(#[$doc:meta])* $name:ident, $protocol:expr, $sock_protocol:expr, $expected:literal) => {
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub struct $name(Channel);
+
+        impl $name {
+            /// Takes a socket that was handed over, after a look at what it is.
+            pub fn from_fd(fd: OwnedFd) -> Result<Self, NetlinkError> {
+                Ok(Self(Channel::new(fd, $protocol, $expected)?))
+            }
+
+            /// Opens one in the calling thread's network namespace.
+            pub fn open() -> Result<Self, NetlinkError> {
+                Self::from_fd(Channel::open($sock_protocol)?)
+            }
+
+            /// Cookie of the socket's namespace (`SO_NETNS_COOKIE`, Linux 5.14); never re-used within a boot.
+            pub fn cookie(&self) -> Result<u64, NetlinkError> {
+                self.0.cookie()
+            }
+
+            /// A new descriptor of the socket's namespace. Needs CAP_NET_ADMIN.
+            pub fn netns_fd(&self) -> Result<OwnedFd, NetlinkError> {
+                self.0.netns_fd()
+            }
+
+            /// Sends messages that change something; `last` is the sequence number that asked for an acknowledgement.
+            pub fn transact(&self, bytes: &[u8], last: u32) -> Result<Vec<Refusal>, NetlinkError> {
+                self.0.transact(bytes, last)
+            }
+
+            /// Sends a query built for a sequence number, and folds the messages of the answer into a state.
+            ///
+            /// A dump that was interrupted by changes is repeated from `start`, five times at most.
+            pub fn query<S>(
+                &self,
+                request: &'static str,
+                build: impl Fn(u32) -> Vec<u8>,
+                start: impl Fn() -> S,
+                each: impl Fn(&mut S, &Message<'_>),
+            ) -> Result<S, NetlinkError> {
+                self.0.query(request, build, start, each)
+            }
+
+            /// The descriptor back, for whoever closes it.
+            pub fn into_fd(self) -> OwnedFd {
+                self.0.fd
+            }
+        }
+
+        impl AsFd for $name {
+            fn as_fd(&self) -> BorrowedFd<'_> {
+                self.0.fd.as_fd()
+            }
+        }
+    };
+}
+
+socket_type!(
+    /// An `NETLINK_NETFILTER` socket. Closing it soon after deletions can take tens of milliseconds (RCU).
+    NetfilterSocket,
+    libc::NETLINK_NETFILTER,
+    SockProtocol::NetlinkNetFilter,
+    "NETLINK_NETFILTER"
+);
+socket_type!(
+    /// An `NETLINK_ROUTE` socket.
+    RouteSocket,
+    libc::NETLINK_ROUTE,
+    SockProtocol::NetlinkRoute,
+    "NETLINK_ROUTE"
+);
+
+/// The two sockets of one namespace.
+#[derive(Debug)]
+pub struct PodSockets {
+    /// For rules.
+    pub netfilter: NetfilterSocket,
+    /// For policy routing.
+    pub route: RouteSocket,
+}
+
+impl PodSockets {
+    /// Opens both in the calling thread's network namespace.
+    pub fn open() -> Result<Self, NetlinkError> {
+        Ok(Self { netfilter: NetfilterSocket::open()?, route: RouteSocket::open()? })
+    }
+}
