@@ -7,12 +7,13 @@
 
 pub mod cgroup;
 pub mod cni;
+pub mod incumbent;
 pub mod netlink;
 pub mod netns;
 pub mod node;
 pub mod pod;
 pub mod process;
 pub mod rundir;
-//pub mod standin;
-//pub mod traffic;
+pub mod standin;
+pub mod traffic;
 pub mod wait;
