@@ -58,10 +58,10 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         socket: RunDir::new(arguments.run_dir).opener_socket(),
         host_proc: host_proc.clone(),
         host_netns: arguments.host_netns,
-        netns_directories: arguments.netns_directories,
+        netns_directories: arguments.netns_directories.clone(),
     };
     let mut opener = Opener::new(options, keyhole)?;
-    cage::confine_opener(&host_proc).context("cannot confine the opener")?;
+    cage::confine_opener(&host_proc, &arguments.netns_directories).context("cannot confine the opener")?;
     tracing::info!(open_files, "netns-opener is ready and caged");
     Ok(opener.run()?)
 }

@@ -3,7 +3,7 @@
 //! CAP_SYS_PTRACE with a view of the host's `/proc` is root on the node (`/proc/PID/root`), and CAP_SYS_ADMIN is
 //! more than one wants to lose. Each process therefore keeps one of them, and only the calls its job consists of.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use caps::Capability;
 use landlock::{
@@ -12,6 +12,7 @@ use landlock::{
 };
 use sluice_runtime::privileges::{self, PrivilegeError};
 use sluice_runtime::seccomp::{self, SeccompError};
+use sluice_runtime::telemetry::chain;
 
 /// Newest Landlock interface that this cage was tested with; older kernels enforce what they know.
 const LANDLOCK: ABI = ABI::V6;
@@ -33,17 +34,26 @@ pub enum CageError {
     Seccomp(#[from] SeccompError),
 }
 
-/// Confines the calling thread, and all it will start, to what the opener proper does: read below `proc`, dial Unix
-/// sockets, enter and make network namespaces, open netlink and plain datagram sockets there.
-pub fn confine_opener(proc: &Path) -> Result<(), CageError> {
+/// Confines the calling thread, and all it will start, to what the opener proper does: read below `proc` and the
+/// netns directories, dial Unix sockets, enter and make network namespaces, open netlink and datagram sockets there.
+///
+/// A netns directory that does not exist yet stays out of reach for this process's life.
+pub fn confine_opener(proc: &Path, netns_directories: &[PathBuf]) -> Result<(), CageError> {
     privileges::drop_to(&[Capability::CAP_SYS_ADMIN])?;
-    // Opening a namespace is not a file access for Landlock, so the netns directories need no rule.
+    let existing = netns_directories.iter().filter_map(|directory| match PathFd::new(directory) {
+        Ok(descriptor) => Some(Ok::<_, RulesetError>(PathBeneath::new(descriptor, AccessFs::ReadFile))),
+        Err(error) => {
+            tracing::warn!(directory = %directory.display(), error = chain(&error), "no namespaces from here");
+            None
+        }
+    });
     let status = Ruleset::default()
         .handle_access(AccessFs::from_all(LANDLOCK))?
         .handle_access(AccessNet::from_all(LANDLOCK))?
         .scope(Scope::from_all(LANDLOCK))?
         .create()?
         .add_rule(PathBeneath::new(PathFd::new(proc)?, AccessFs::ReadFile | AccessFs::ReadDir))?
+        .add_rules(existing)?
         .restrict_self()?;
     if status.ruleset == RulesetStatus::NotEnforced {
         tracing::warn!("this kernel has no Landlock: seccomp and capabilities alone confine the opener");

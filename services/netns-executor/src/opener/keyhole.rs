@@ -7,7 +7,7 @@
 
 use std::fmt::Write as _;
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use nix::errno::Errno;
@@ -38,6 +38,13 @@ pub enum KeyholeError {
     /// It did not answer.
     #[error("the helper process is gone")]
     Gone(#[source] TransportError),
+}
+
+impl AsFd for Keyhole {
+    /// Readable, outside of calls, only when the helper is gone.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
 }
 
 impl Keyhole {

@@ -4,12 +4,15 @@
 //! network; the executor takes a candidate only after it found one of the pod's addresses in it.
 
 use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use nix::errno::Errno;
-use nix::sys::stat::fstat;
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::{Mode, fstat};
 use sluice_proto::id::PodUid;
 
 use super::cgroup;
@@ -49,26 +52,27 @@ impl Scan {
     /// Looks once at every process below `proc`. Processes that vanish or cannot be read are left out; `host` is
     /// never a candidate.
     pub(super) fn run(proc: &Path, keyhole: &Keyhole, host: NetnsId) -> Result<Result<Self, Errno>, KeyholeError> {
-        let entries = match std::fs::read_dir(proc) {
-            Ok(entries) => entries,
+        let (directory, entries) = match open_directory(proc) {
+            Ok(opened) => opened,
             Err(error) => return Ok(Err(errno_of(error))),
         };
         let mut scan = Self::default();
-        let mut text = Text::default();
+        let mut processes = Processes::new(directory);
         for entry in entries.flatten() {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
                 continue;
             };
             scan.scanned += 1;
-            let directory = entry.path();
-            let Some((uid, process)) = text.pod_process(&directory, pid) else {
+            let Some((uid, process)) = processes.pod_process(pid) else {
                 continue;
             };
             let Ok(netns) = keyhole.netns_of(pid)? else { continue };
             let Ok(netns) = id_of(&netns) else { continue };
+            let candidates = scan.candidates.entry(uid).or_default();
+            let is_new = !candidates.iter().any(|known| known.netns == netns);
             // The process may have ended, and its pid be another's, since its control group was read.
-            if netns != host && text.started(&directory) == Some(process.started) {
-                remember(scan.candidates.entry(uid).or_default(), Candidate { process, netns });
+            if netns != host && (!is_new || processes.started(pid) == Some(process.started)) {
+                remember(candidates, Candidate { process, netns });
             }
         }
         Ok(Ok(scan))
@@ -101,28 +105,46 @@ fn remember(candidates: &mut Vec<Candidate>, new: Candidate) {
     candidates.truncate(MAX_CANDIDATES);
 }
 
-/// Reads small files into one buffer: a scan reads thousands.
-#[derive(Default)]
-struct Text(Vec<u8>);
+fn open_directory(proc: &Path) -> std::io::Result<(File, std::fs::ReadDir)> {
+    Ok((File::open(proc)?, std::fs::read_dir(proc)?))
+}
 
-impl Text {
-    fn read(&mut self, path: &Path) -> Option<&str> {
-        self.0.clear();
-        let file = std::fs::File::open(path).ok()?;
-        file.take(16 * 1024).read_to_end(&mut self.0).ok()?;
-        std::str::from_utf8(&self.0).ok()
+/// Reads small files about processes: a scan reads thousands, so path and content have one buffer each.
+struct Processes {
+    directory: File,
+    path: String,
+    content: Vec<u8>,
+}
+
+impl Processes {
+    fn new(directory: File) -> Self {
+        Self {
+            directory,
+            path: String::with_capacity(32),
+            content: vec![0; 16 * 1024],
+        }
     }
 
-    fn pod_process(&mut self, directory: &Path, pid: u32) -> Option<(PodUid, Process)> {
-        let member = cgroup::parse(self.read(&directory.join("cgroup"))?)?;
+    /// One read(2) gives the whole of such a file.
+    fn read(&mut self, pid: u32, name: &str) -> Option<&str> {
+        self.path.clear();
+        let _ = write!(self.path, "{pid}/{name}");
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
+        let file = openat(&self.directory, self.path.as_str(), flags, Mode::empty()).ok()?;
+        let length = File::from(file).read(&mut self.content).ok()?;
+        std::str::from_utf8(&self.content[..length]).ok()
+    }
+
+    fn pod_process(&mut self, pid: u32) -> Option<(PodUid, Process)> {
+        let member = cgroup::parse(self.read(pid, "cgroup")?)?;
         let uid = PodUid::parse(member.uid).ok()?;
-        let started = self.started(directory)?;
+        let started = self.started(pid)?;
         Some((uid, Process { started, pid }))
     }
 
     /// The command name, in parentheses, may contain anything; so fields are counted from the last one.
-    fn started(&mut self, directory: &Path) -> Option<u64> {
-        let fields = self.read(&directory.join("stat"))?.rsplit_once(')')?.1;
+    fn started(&mut self, pid: u32) -> Option<u64> {
+        let fields = self.read(pid, "stat")?.rsplit_once(')')?.1;
         fields.split_whitespace().nth(19)?.parse().ok()
     }
 }
@@ -169,7 +191,9 @@ mod tests {
     fn the_start_time_is_found_behind_any_command_name() {
         let directory = tempfile::tempdir().unwrap();
         let stat = "7 (a) b ) S 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12345 1 1 18446744073709551615\n";
-        std::fs::write(directory.path().join("stat"), stat).unwrap();
-        assert_eq!(Text::default().started(directory.path()), Some(12345));
+        std::fs::create_dir(directory.path().join("7")).unwrap();
+        std::fs::write(directory.path().join("7/stat"), stat).unwrap();
+        let mut processes = Processes::new(File::open(directory.path()).unwrap());
+        assert_eq!(processes.started(7), Some(12345));
     }
 }

@@ -209,14 +209,18 @@ impl Opener {
 
     /// Waits until `connection` is readable, `limit` has passed, or a signal asks to stop.
     fn wait(&self, connection: Option<&OwnedFd>, limit: Option<Duration>) -> Result<Wake, OpenerError> {
-        let mut watched = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
-        watched.extend(connection.map(|connection| PollFd::new(connection.as_fd(), PollFlags::POLLIN)));
+        let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let mut watched = vec![readable(self.signals.as_fd()), readable(self.keyhole.as_fd())];
+        watched.extend(connection.map(|connection| readable(connection.as_fd())));
         loop {
             match ppoll(&mut watched, limit.map(TimeSpec::from_duration), None) {
                 Err(Errno::EINTR) => {}
                 Err(errno) => return Err(OpenerError::call("ppoll")(errno)),
                 Ok(0) => return Ok(Wake::Elapsed),
                 Ok(_) if watched[0].any() == Some(true) => return Ok(Wake::Terminate),
+                Ok(_) if watched[1].any() == Some(true) => {
+                    return Err(KeyholeError::Gone(TransportError::Closed).into());
+                }
                 Ok(_) => return Ok(Wake::Readable),
             }
         }
