@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer};
 use serde_saphyr::{DefaultMessageFormatter, MessageFormatter};
-use sluice_proto::id::{Namespace as NamespaceName, PodName, PodRef, PodUid};
+use sluice_proto::id::{InvalidId, Namespace as NamespaceName, PodName, PodRef, PodUid};
 use sluice_selection::{Labels, Phase};
 use uuid::Uuid;
 
@@ -32,7 +32,7 @@ pub(super) fn parse(text: &str, place: &str, json: bool) -> Result<Vec<Object>, 
         let (offset, text) = document;
         let result = if json { parse_json(text) } else { parse_yaml(text) };
         match result
-            .and_then(|manifest| manifest.map_or(Ok(Vec::new()), |m| m.into_objects(first_line(text))))
+            .and_then(|manifest| manifest.map_or(Ok(Vec::new()), |m| m.into_objects(first_line(text), "")))
         {
             Ok(found) => objects.extend(found),
             Err(fault) => problems.push(fault.into_problem(place, offset)),
@@ -123,10 +123,7 @@ fn parse_yaml(text: &str) -> Result<Option<Manifest>, Fault> {
         field: path,
         message: DefaultMessageFormatter
             .format_message(error.without_snippet())
-            .escape_debug()
-            .to_string()
-            .replace("\\\"", "\"")
-            .replace("\\'", "'"),
+            .replace(char::is_control, " "),
     })
 }
 
@@ -184,7 +181,9 @@ enum Kind {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Metadata {
-    name: PodName,
+    /// Required but in a List.
+    #[serde(default)]
+    name: Option<PodName>,
     #[serde(default)]
     namespace: Option<NamespaceName>,
     #[serde(default)]
@@ -232,51 +231,45 @@ fn phase<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Phase>, D:
 }
 
 impl Manifest {
-    fn into_objects(self, line: u64) -> Result<Vec<Object>, Fault> {
+    /// `line` is where the document begins, `path` where in it this object stands: empty or ending in a dot.
+    fn into_objects(self, line: u64, path: &str) -> Result<Vec<Object>, Fault> {
         let fault = |field: &str, message: String| Fault {
             line: Some(line),
-            field: Some(field.into()),
+            field: Some(format!("{path}{field}")),
             message,
         };
-        let metadata = || self.metadata.ok_or_else(|| fault("metadata", "missing".into()));
-        match self.kind {
-            Kind::List => {
-                let items = self.items.unwrap_or_default();
-                let items = items.into_iter().map(|item| item.into_objects(line));
-                Ok(items
-                    .collect::<Result<Vec<_>, _>>()?
-                    .into_iter()
-                    .flatten()
-                    .collect())
-            }
-            Kind::Namespace => {
-                let metadata = metadata()?;
-                let name = NamespaceName::parse(metadata.name.as_str())
-                    .map_err(|error| fault("metadata.name", error.to_string()))?;
-                let labels = metadata.labels.unwrap_or_default();
-                Ok(vec![Object::Namespace(Arc::new(Namespace { name, labels }))])
-            }
-            Kind::Pod => {
-                let pod = pod(
-                    metadata()?,
-                    self.spec.unwrap_or_default(),
-                    self.status.unwrap_or_default(),
-                )
-                .map_err(|error| fault("metadata", error.to_string()))?;
-                Ok(vec![Object::Pod(Arc::new(pod))])
-            }
+        if matches!(self.kind, Kind::List) {
+            let items = self.items.unwrap_or_default().into_iter().enumerate();
+            let objects =
+                items.map(|(index, item)| item.into_objects(line, &format!("{path}items[{index}].")));
+            return Ok(objects
+                .collect::<Result<Vec<_>, _>>()?
+                .into_iter()
+                .flatten()
+                .collect());
         }
+        let mut metadata = self.metadata.ok_or_else(|| fault("metadata", "missing".into()))?;
+        let name = metadata
+            .name
+            .take()
+            .ok_or_else(|| fault("metadata.name", "missing".into()))?;
+        if matches!(self.kind, Kind::Namespace) {
+            let name = NamespaceName::parse(name.as_str())
+                .map_err(|error| fault("metadata.name", error.to_string()))?;
+            let labels = metadata.labels.unwrap_or_default();
+            return Ok(vec![Object::Namespace(Arc::new(Namespace { name, labels }))]);
+        }
+        let (spec, status) = (self.spec.unwrap_or_default(), self.status.unwrap_or_default());
+        let pod = pod(name, metadata, spec, status).map_err(|error| fault("metadata", error.to_string()))?;
+        Ok(vec![Object::Pod(Arc::new(pod))])
     }
 }
 
-fn pod(metadata: Metadata, spec: Spec, status: Status) -> Result<Pod, sluice_proto::id::InvalidId> {
+fn pod(name: PodName, metadata: Metadata, spec: Spec, status: Status) -> Result<Pod, InvalidId> {
     let namespace = metadata
         .namespace
         .map_or_else(|| NamespaceName::parse("default"), Ok)?;
-    let uid = match metadata.uid {
-        Some(uid) => uid,
-        None => derived_uid(&namespace, &metadata.name)?,
-    };
+    let uid = metadata.uid.map_or_else(|| derived_uid(&namespace, &name), Ok)?;
     let ips = match (status.pod_ips, status.pod_ip) {
         (Some(ips), _) if !ips.is_empty() => ips.into_iter().map(|ip| ip.ip).collect(),
         (_, ip) => ip.into_iter().collect(),
@@ -284,19 +277,14 @@ fn pod(metadata: Metadata, spec: Spec, status: Status) -> Result<Pod, sluice_pro
     let service_account = spec
         .service_account_name
         .or(spec.service_account)
-        .filter(|name| !name.is_empty())
-        .unwrap_or_else(|| "default".into());
+        .filter(|name| !name.is_empty());
     Ok(Pod {
-        id: PodRef {
-            namespace,
-            name: metadata.name,
-            uid,
-        },
+        id: PodRef { namespace, name, uid },
         labels: metadata.labels.unwrap_or_default(),
         annotations: metadata.annotations.unwrap_or_default(),
         deletion_timestamp: metadata.deletion_timestamp,
         host_network: spec.host_network.unwrap_or(false),
-        service_account,
+        service_account: service_account.unwrap_or_else(|| "default".into()),
         node_name: spec.node_name,
         phase: status.phase.unwrap_or_default(),
         ips,
@@ -305,7 +293,7 @@ fn pod(metadata: Metadata, spec: Spec, status: Status) -> Result<Pod, sluice_pro
 
 /// The UID of a pod whose manifest gives none: a version 5 UUID of `namespace/name`, so the same after every restart
 /// and on every machine, and the same for a later pod of that name.
-fn derived_uid(namespace: &NamespaceName, name: &PodName) -> Result<PodUid, sluice_proto::id::InvalidId> {
+fn derived_uid(namespace: &NamespaceName, name: &PodName) -> Result<PodUid, InvalidId> {
     PodUid::parse(Uuid::new_v5(&UID_NAMESPACE, format!("{namespace}/{name}").as_bytes()).to_string())
 }
 
