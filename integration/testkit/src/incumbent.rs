@@ -83,3 +83,75 @@ pub fn program_routing(netns: &Netns) -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+/// Which iptables a pod's rules were made with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Iptables {
+    /// `iptables-nft`.
+    Nft,
+    /// `iptables-legacy`.
+    Legacy,
+}
+
+/// Programs the rules of Istio's iptables backend (DNS capture on), IPv4 and if `ipv6` also IPv6, and the policy routing.
+pub fn program_iptables(netns: &Netns, variant: Iptables, ipv6: bool) -> anyhow::Result<()> {
+    let suffix = match variant {
+        Iptables::Nft => "nft",
+        Iptables::Legacy => "legacy",
+    };
+    let place = Place::from(netns);
+    let v4 = iptables_rules("169.254.7.127", "127.0.0.1/32");
+    process::text(
+        &place,
+        &format!("iptables-{suffix}-restore"),
+        &["--noflush"],
+        v4.as_bytes(),
+    )?;
+    if ipv6 {
+        let v6 = iptables_rules("fd16:9254:7127:1337:ffff:ffff:ffff:ffff", "::1/128");
+        process::text(
+            &place,
+            &format!("ip6tables-{suffix}-restore"),
+            &["--noflush"],
+            v6.as_bytes(),
+        )?;
+    }
+    program_routing(netns)
+}
+
+/// Input for `iptables-restore --noflush` as Istio's agent writes it with DNS capture on.
+pub fn iptables_rules(probe: &str, loopback: &str) -> String {
+    format!(
+        "* mangle
+-N ISTIO_PRERT
+-N ISTIO_OUTPUT
+-A PREROUTING -j ISTIO_PRERT
+-A OUTPUT -j ISTIO_OUTPUT
+-A ISTIO_PRERT -m mark --mark 0x539/0xfff -j CONNMARK --set-xmark 0x111/0xfff
+-A ISTIO_OUTPUT -m connmark --mark 0x111/0xfff -j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff
+COMMIT
+* nat
+-N ISTIO_PRERT
+-N ISTIO_OUTPUT
+-A OUTPUT -j ISTIO_OUTPUT
+-A PREROUTING -j ISTIO_PRERT
+-A ISTIO_PRERT -s {probe} -p tcp -m tcp -j ACCEPT
+-A ISTIO_OUTPUT -d {probe} -p tcp -m tcp -j ACCEPT
+-A ISTIO_PRERT ! -d {loopback} -p tcp ! --dport 15008 -m mark ! --mark 0x539/0xfff -j REDIRECT --to-ports 15006
+-A ISTIO_OUTPUT ! -o lo -p udp -m mark ! --mark 0x539/0xfff -m udp --dport 53 -j REDIRECT --to-port 15053
+-A ISTIO_OUTPUT ! -d {loopback} -p tcp --dport 53 -m mark ! --mark 0x539/0xfff -j REDIRECT --to-ports 15053
+-A ISTIO_OUTPUT -p tcp -m mark --mark 0x111/0xfff -j ACCEPT
+-A ISTIO_OUTPUT ! -d {loopback} -o lo -j ACCEPT
+-A ISTIO_OUTPUT ! -d {loopback} -p tcp -m mark ! --mark 0x539/0xfff -j REDIRECT --to-ports 15001
+COMMIT
+* raw
+-N ISTIO_OUTPUT
+-N ISTIO_PRERT
+-A PREROUTING -j ISTIO_PRERT
+-A OUTPUT -j ISTIO_OUTPUT
+-A ISTIO_OUTPUT -p udp -m mark --mark 0x539/0xfff -m udp --dport 53 -j CT --zone 1
+-A ISTIO_PRERT -p udp -m mark ! --mark 0x539/0xfff -m udp --sport 53 -j CT --zone 1
+COMMIT
+"
+    )
+}

@@ -363,17 +363,16 @@ impl Drop for Process {
 
 /// Path of one of this workspace's binaries: in `SLUICE_BIN_DIR` if set, else where cargo put them for the running test.
 pub fn binary(name: &str) -> anyhow::Result<PathBuf> {
-    let dir = match std::env::var_os("SLUICE_BIN_DIR") {
-        Some(dir) => PathBuf::from(dir),
-        None => {
-            let exe = std::env::current_exe()?;
-            let dir = exe.parent().context("the running program has no directory")?;
-            // Tests are in target/<profile>/deps, binaries one up.
-            if dir.ends_with("deps") {
-                dir.parent().unwrap_or(dir).to_owned()
-            } else {
-                dir.to_owned()
-            }
+    let dir = if let Some(dir) = std::env::var_os("SLUICE_BIN_DIR") {
+        PathBuf::from(dir)
+    } else {
+        let exe = std::env::current_exe()?;
+        let dir = exe.parent().context("the running program has no directory")?;
+        // Tests are in target/<profile>/deps, binaries one up.
+        if dir.ends_with("deps") {
+            dir.parent().unwrap_or(dir).to_owned()
+        } else {
+            dir.to_owned()
         }
     };
     let path = dir.join(name);

@@ -1,4 +1,5 @@
 //! The stand-in relays, through the rules that Istio's own agent would have made, fed to nft by hand. Needs root.
+#![expect(clippy::unwrap_used, reason = "a step that fails is the test's failure")]
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,7 +12,7 @@ use sluice_proto::pb::zds::{
     AddWorkload, DelWorkload, KeepWorkload, SnapshotSent, WorkloadInfo, WorkloadRequest, WorkloadResponse,
 };
 use sluice_proto::transport::descriptors;
-use sluice_testkit::incumbent;
+use sluice_testkit::incumbent::{self, Iptables};
 use sluice_testkit::node::Node;
 use sluice_testkit::pod::Pod;
 use sluice_testkit::process::{Process, Spawn};
@@ -381,4 +382,22 @@ fn many_pods_need_few_threads() {
     );
     assert!(rig.proxy.terminate(SOON).unwrap().success());
     let _ = &rig.node;
+}
+
+#[test]
+fn iptables_rules_of_the_incumbent_bring_traffic_too() {
+    let node = Node::new().unwrap();
+    let nft = node.pod("nft").dual_stack().create().unwrap();
+    let legacy = node.pod("legacy").dual_stack().create().unwrap();
+    incumbent::program_iptables(nft.netns(), Iptables::Nft, true).unwrap();
+    incumbent::program_iptables(legacy.netns(), Iptables::Legacy, true).unwrap();
+    let app = EchoServer::start(legacy.netns(), 8080).unwrap();
+    let rig = Rig::start(node, &[], &[&nft, &legacy]);
+    for ipv6 in [false, true] {
+        let seen = fetch(nft.netns(), at(legacy.address(ipv6), app.port()), SOON).unwrap();
+        assert_eq!(seen.peer.ip(), nft.address(ipv6));
+    }
+    let report = rig.control.counts().unwrap();
+    assert_eq!(report.workloads[nft.uid()].counts.outbound, 2);
+    assert_eq!(report.workloads[legacy.uid()].counts.inbound, 2);
 }

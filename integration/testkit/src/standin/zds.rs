@@ -140,7 +140,7 @@ impl Connection<'_> {
         let keys = Keys::new(&record.kind, &record.uid, record.pod.as_deref());
         let behaviour = lock(&self.state.behaviour).clone();
         if keys.any(&behaviour.close) || !self.hold_answer(&keys) {
-            record.answer = "none".to_owned();
+            "none".clone_into(&mut record.answer);
             self.state.record(record);
             return false;
         }

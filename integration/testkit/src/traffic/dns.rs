@@ -14,6 +14,8 @@ use super::Worker;
 use crate::netns::Netns;
 
 const HEADER: usize = 12;
+/// Compressed name: the one that starts right behind the header.
+const QUESTION_NAME: [u8; 2] = [0xc0, 12];
 const TYPE_A: u16 = 1;
 const TYPE_AAAA: u16 = 28;
 const CLASS_IN: u16 = 1;
@@ -124,7 +126,7 @@ pub fn answer(query: &[u8], v4: Ipv4Addr, v6: Ipv6Addr) -> Option<Vec<u8>> {
     let mut message = query.get(..2)?.to_vec();
     message.extend_from_slice(&[0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0]);
     message.extend_from_slice(question);
-    message.extend_from_slice(&[0xc0, HEADER as u8]);
+    message.extend_from_slice(&QUESTION_NAME);
     message.extend_from_slice(&kind.to_be_bytes());
     message.extend_from_slice(&CLASS_IN.to_be_bytes());
     message.extend_from_slice(&[0, 0, 0, 5]);
