@@ -2,7 +2,7 @@
 //!
 //! Opening it is a ptrace access check, which Landlock refuses to every process inside a Landlock domain. So the
 //! opener proper (Landlock, CAP_SYS_ADMIN) cannot do it, and the one process that can (CAP_SYS_PTRACE) holds no
-//! other capability, reads no file, and takes four bytes of input from its parent.
+//! other capability, reads no file, and takes only numbers from its parent.
 #![expect(unsafe_code, reason = "fork has no safe form")]
 
 use std::fmt::Write as _;
@@ -15,9 +15,12 @@ use nix::fcntl::{OFlag, openat};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use nix::sys::stat::Mode;
 use nix::unistd::{ForkResult, fork};
-use sluice_proto::transport::descriptors::{TransportError, receive, send};
+use sluice_proto::transport::descriptors::{MAX_DESCRIPTORS, TransportError, receive, send};
 
 use super::cage;
+
+/// Requests are pids, replies error numbers, both four bytes each.
+const MESSAGE_LEN: usize = 4 * MAX_DESCRIPTORS;
 
 /// The parent's end.
 #[derive(Debug)]
@@ -73,34 +76,48 @@ impl Keyhole {
 
     /// The network namespace of a process. Inner error: why it cannot be opened.
     pub fn netns_of(&self, pid: u32) -> Result<Result<OwnedFd, Errno>, KeyholeError> {
-        send(&self.0, &pid.to_le_bytes(), &[]).map_err(KeyholeError::Gone)?;
-        let mut reply = receive(&self.0, 4, 1).map_err(KeyholeError::Gone)?;
-        let code: [u8; 4] = reply
-            .bytes
-            .as_slice()
-            .try_into()
-            .map_err(|_| KeyholeError::Gone(TransportError::Closed))?;
-        Ok(match (i32::from_le_bytes(code), reply.descriptors.pop()) {
-            (0, Some(netns)) => Ok(netns),
-            (0, None) => Err(Errno::EIO),
-            (errno, _) => Err(Errno::from_raw(errno)),
-        })
+        let mut opened = self.netns_of_each(&[pid])?;
+        Ok(opened.pop().unwrap_or(Err(Errno::EIO)))
     }
+
+    /// The same for up to [`MAX_DESCRIPTORS`] processes at once: each round costs two process switches.
+    pub fn netns_of_each(&self, pids: &[u32]) -> Result<Vec<Result<OwnedFd, Errno>>, KeyholeError> {
+        let request: Vec<u8> = pids.iter().flat_map(|pid| pid.to_le_bytes()).collect();
+        send(&self.0, &request, &[]).map_err(KeyholeError::Gone)?;
+        let reply = receive(&self.0, MESSAGE_LEN, MAX_DESCRIPTORS).map_err(KeyholeError::Gone)?;
+        if reply.bytes.len() != request.len() {
+            return Err(KeyholeError::Gone(TransportError::Closed));
+        }
+        let mut descriptors = reply.descriptors.into_iter();
+        Ok(words(&reply.bytes)
+            .map(|errno| match errno {
+                0 => descriptors.next().ok_or(Errno::EIO),
+                errno => Err(Errno::from_raw(errno.cast_signed())),
+            })
+            .collect())
+    }
+}
+
+fn words(bytes: &[u8]) -> impl Iterator<Item = u32> {
+    bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word))
 }
 
 fn serve(proc: &File, parent: &OwnedFd) -> Result<(), TransportError> {
     let mut path = String::with_capacity(32);
     loop {
-        let request = receive(parent, 4, 0)?;
-        let Ok(pid) = <[u8; 4]>::try_from(request.bytes.as_slice()) else {
+        let request = receive(parent, MESSAGE_LEN, 0)?;
+        if request.bytes.is_empty() {
             return Ok(());
-        };
-        path.clear();
-        let _ = write!(path, "{}/ns/net", u32::from_le_bytes(pid));
-        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
-        match openat(proc, path.as_str(), flags, Mode::empty()) {
-            Ok(netns) => send(parent, &0_i32.to_le_bytes(), &[netns.as_fd()])?,
-            Err(errno) => send(parent, &(errno as i32).to_le_bytes(), &[])?,
         }
+        let (mut errnos, mut opened) = (Vec::with_capacity(MESSAGE_LEN), Vec::new());
+        for pid in words(&request.bytes) {
+            path.clear();
+            let _ = write!(path, "{pid}/ns/net");
+            let netns = openat(proc, path.as_str(), OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty());
+            errnos.extend(netns.as_ref().err().map_or(0, |errno| *errno as i32).to_le_bytes());
+            opened.extend(netns);
+        }
+        let descriptors: Vec<_> = opened.iter().map(AsFd::as_fd).collect();
+        send(parent, &errnos, &descriptors)?;
     }
 }

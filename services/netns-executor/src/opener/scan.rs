@@ -14,6 +14,7 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{Mode, fstat};
 use sluice_proto::id::PodUid;
+use sluice_proto::transport::descriptors::MAX_DESCRIPTORS;
 
 use super::cgroup;
 use super::enter::errno_of;
@@ -58,21 +59,23 @@ impl Scan {
         };
         let mut scan = Self::default();
         let mut processes = Processes::new(directory);
+        let mut found = Vec::new();
         for entry in entries.flatten() {
-            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
-                continue;
-            };
-            scan.scanned += 1;
-            let Some((uid, process)) = processes.pod_process(pid) else {
-                continue;
-            };
-            let Ok(netns) = keyhole.netns_of(pid)? else { continue };
-            let Ok(netns) = id_of(&netns) else { continue };
-            let candidates = scan.candidates.entry(uid).or_default();
-            let is_new = !candidates.iter().any(|known| known.netns == netns);
-            // The process may have ended, and its pid be another's, since its control group was read.
-            if netns != host && (!is_new || processes.started(pid) == Some(process.started)) {
-                remember(candidates, Candidate { process, netns });
+            if let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) {
+                scan.scanned += 1;
+                found.extend(processes.pod_process(pid));
+            }
+        }
+        for batch in found.chunks(MAX_DESCRIPTORS) {
+            let pids: Vec<u32> = batch.iter().map(|(_, process)| process.pid).collect();
+            for ((uid, process), netns) in batch.iter().zip(keyhole.netns_of_each(&pids)?) {
+                let Ok(netns) = netns.and_then(id_of) else { continue };
+                let candidates = scan.candidates.entry(uid.clone()).or_default();
+                let is_new = !candidates.iter().any(|known| known.netns == netns);
+                // The process may have ended, and its pid be another's, since its control group was read.
+                if netns != host && (!is_new || processes.started(process.pid) == Some(process.started)) {
+                    remember(candidates, Candidate { process: *process, netns });
+                }
             }
         }
         Ok(Ok(scan))
