@@ -300,3 +300,6 @@ impl fmt::Display for Fingerprint {
     }
 }
 
+
+#[cfg(test)]
+mod tests;
