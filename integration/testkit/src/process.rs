@@ -4,12 +4,13 @@
 #![expect(clippy::disallowed_methods, reason = "the one process module of the testkit")]
 
 pub mod status;
+mod tool;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, OnceLock, mpsc};
 use std::time::Duration;
@@ -20,6 +21,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Gid, Pid, Uid};
 
 use self::status::ProcStatus;
+pub(crate) use self::tool::start_captured;
+pub use self::tool::{json, output, text};
 use crate::cgroup::PodCgroup;
 use crate::netns::Place;
 use crate::pod::lock;
@@ -382,74 +385,6 @@ pub fn binary(name: &str) -> anyhow::Result<PathBuf> {
         path.display()
     );
     Ok(path)
-}
-
-/// Runs a short-lived program at `place` and gives its exit status and output; for `ip`, `nft`, `ss` and the like.
-pub fn output(
-    place: &Place,
-    program: &str,
-    args: &[&str],
-    stdin: &[u8],
-) -> anyhow::Result<std::process::Output> {
-    let run = || -> io::Result<std::process::Output> {
-        let mut command = Command::new(program);
-        command
-            .args(args)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let mut child = command.spawn()?;
-        if let Some(mut pipe) = child.stdin.take() {
-            pipe.write_all(stdin)?;
-        }
-        child.wait_with_output()
-    };
-    place
-        .run(run)
-        .with_context(|| format!("running {program} {}", args.join(" ")))
-}
-
-/// As [`output`], but an exit status other than 0 is an error, and stdout is text.
-pub fn text(place: &Place, program: &str, args: &[&str], stdin: &[u8]) -> anyhow::Result<String> {
-    let output = output(place, program, args, stdin)?;
-    anyhow::ensure!(
-        output.status.success(),
-        "{program} {}: {}: {}",
-        args.join(" "),
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-/// As [`text`], parsed: for `ip -j`, `nft -j`.
-pub fn json(place: &Place, program: &str, args: &[&str]) -> anyhow::Result<serde_json::Value> {
-    let text = text(place, program, args, b"")?;
-    serde_json::from_str(if text.trim().is_empty() { "[]" } else { &text })
-        .with_context(|| format!("output of {program} {}", args.join(" ")))
-}
-
-/// A short-lived program that is being run, its output captured.
-#[derive(Debug)]
-pub(crate) struct Captured {
-    pub(crate) child: Child,
-}
-
-/// Starts `program` from the calling thread, in its namespaces, without a fork of this process's memory
-/// (posix_spawn), with exactly `env`. For the CNI runner.
-pub(crate) fn start_captured(program: &Path, env: &[(String, String)], stdin: &[u8]) -> io::Result<Captured> {
-    let mut command = Command::new(program);
-    command.env_clear().envs(env.iter().map(|(k, v)| (k, v)));
-    command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut child = command.spawn()?;
-    if let Some(mut pipe) = child.stdin.take() {
-        // A plugin may end without reading its input.
-        let _ = pipe.write_all(stdin);
-    }
-    Ok(Captured { child })
 }
 
 type Job = Box<dyn FnOnce() + Send>;

@@ -57,6 +57,9 @@ pub struct Options {
     /// Send connections between two held pods through the tunnel port of the destination.
     #[arg(long)]
     pub tunnel: bool,
+    /// Ask this server, over UDP from inside the pod, instead of answering UDP queries with the marker address.
+    #[arg(long)]
+    pub dns_upstream: Option<std::net::SocketAddr>,
     /// What to do wrong, as JSON; see the control socket for changing it later.
     #[arg(long, value_parser = Behaviour::parse, default_value = "{}")]
     pub behaviour: Behaviour,

@@ -1,114 +1,27 @@
 //! The stand-in relays, through the rules that Istio's own agent would have made, fed to nft by hand. Needs root.
 #![expect(clippy::unwrap_used, reason = "a step that fails is the test's failure")]
 
+#[path = "support/agent.rs"]
+mod agent;
+
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr};
 use prost::Message;
 use sluice_proto::pb::zds::workload_request::Payload;
-use sluice_proto::pb::zds::{
-    AddWorkload, DelWorkload, KeepWorkload, SnapshotSent, WorkloadInfo, WorkloadRequest, WorkloadResponse,
-};
-use sluice_proto::transport::descriptors;
+use sluice_proto::pb::zds::{KeepWorkload, WorkloadResponse};
 use sluice_testkit::incumbent::{self, Iptables};
 use sluice_testkit::node::Node;
 use sluice_testkit::pod::Pod;
-use sluice_testkit::process::{Process, Spawn};
+use sluice_testkit::process::{self, Process, Spawn};
 use sluice_testkit::standin::{self, Behaviour, Control};
 use sluice_testkit::traffic::client::{Load, LoadOptions, datagram, fetch};
 use sluice_testkit::traffic::dns;
 use sluice_testkit::traffic::server::EchoServer;
 
+use crate::agent::{Agent, add};
+
 const SOON: Duration = Duration::from_secs(3);
-
-/// The agent's side of ZDS, as plain as can be: one message, one answer.
-struct Agent {
-    listener: OwnedFd,
-    connection: Option<OwnedFd>,
-}
-
-impl Agent {
-    fn listen(node: &Node) -> Self {
-        let listener = nix::sys::socket::socket(
-            AddressFamily::Unix,
-            SockType::SeqPacket,
-            SockFlag::SOCK_CLOEXEC,
-            None,
-        )
-        .unwrap();
-        let address = UnixAddr::new(&node.dir().join("zds.sock")).unwrap();
-        nix::sys::socket::bind(std::os::fd::AsRawFd::as_raw_fd(&listener), &address).unwrap();
-        nix::sys::socket::listen(&listener, Backlog::new(16).unwrap()).unwrap();
-        Self {
-            listener,
-            connection: None,
-        }
-    }
-
-    fn accept(&mut self) {
-        let connection = nix::sys::socket::accept(&self.listener).unwrap();
-        let hello = descriptors::receive(&connection, 1024, 0).unwrap();
-        assert_eq!(hello.bytes, [0x08, 0x01], "hello V1");
-        self.connection = Some(connection);
-    }
-
-    fn send(&self, payload: Payload, netns: Option<&Pod>) {
-        let bytes = WorkloadRequest {
-            payload: Some(payload),
-        }
-        .encode_to_vec();
-        let fds: Vec<_> = netns.iter().map(|pod| pod.netns().as_fd()).collect();
-        descriptors::send(self.connection.as_ref().unwrap(), &bytes, &fds).unwrap();
-    }
-
-    fn answer(&self) -> Vec<u8> {
-        descriptors::receive(self.connection.as_ref().unwrap(), 1024, 0)
-            .unwrap()
-            .bytes
-    }
-
-    fn ask(&self, payload: Payload, netns: Option<&Pod>) -> String {
-        self.send(payload, netns);
-        match WorkloadResponse::decode(&self.answer()[..])
-            .unwrap()
-            .payload
-            .unwrap()
-        {
-            sluice_proto::pb::zds::workload_response::Payload::Ack(ack) => ack.error,
-        }
-    }
-
-    fn add(&self, pod: &Pod) -> String {
-        self.ask(add(pod), Some(pod))
-    }
-
-    fn del(&self, pod: &Pod) -> String {
-        self.ask(
-            Payload::Del(DelWorkload {
-                uid: pod.uid().into(),
-            }),
-            None,
-        )
-    }
-
-    fn snapshot_sent(&self) -> String {
-        self.ask(Payload::SnapshotSent(SnapshotSent {}), None)
-    }
-}
-
-fn add(pod: &Pod) -> Payload {
-    let info = WorkloadInfo {
-        name: pod.name().into(),
-        namespace: pod.namespace().into(),
-        service_account: "default".into(),
-    };
-    Payload::Add(AddWorkload {
-        uid: pod.uid().into(),
-        workload_info: Some(info),
-    })
-}
 
 struct Rig {
     node: Node,
@@ -400,4 +313,46 @@ fn iptables_rules_of_the_incumbent_bring_traffic_too() {
     let report = rig.control.counts().unwrap();
     assert_eq!(report.workloads[nft.uid()].counts.outbound, 2);
     assert_eq!(report.workloads[legacy.uid()].counts.inbound, 2);
+}
+
+#[test]
+fn nothing_keeps_a_deleted_pod_alive() {
+    let node = Node::new().unwrap();
+    let pod = node.pod("short").create().unwrap();
+    let (uid, ifname) = (pod.uid().to_owned(), pod.host_ifname().to_owned());
+    let rig = Rig::start(node, &[], &[&pod]);
+    assert_eq!(rig.agent.del(&pod), "");
+    assert!(!rig.control.counts().unwrap().workloads.contains_key(&uid));
+    pod.delete().unwrap();
+    sluice_testkit::wait::poll_true("veth is gone", SOON, || {
+        !rig.node.interfaces().unwrap().contains(&ifname)
+    })
+    .unwrap();
+}
+
+#[test]
+fn own_queries_of_the_proxy_are_not_captured_and_use_conntrack_zone_1() {
+    let node = Node::new().unwrap();
+    let pod = node.pod("resolver").create().unwrap();
+    let upstream = node.pod("dns").create().unwrap();
+    let answer = (Ipv4Addr::new(198, 51, 100, 7), "2001:db8::7".parse().unwrap());
+    let server = dns::DnsServer::start(upstream.netns(), at(upstream.ip(), 53), answer.0, answer.1).unwrap();
+    redirect(&pod);
+    let rig = Rig::start(
+        node,
+        &["--dns-upstream", &at(upstream.ip(), 53).to_string()],
+        &[&pod],
+    );
+    let nowhere = at(Ipv4Addr::new(10, 244, 0, 254).into(), 53);
+    assert_eq!(
+        dns::query(pod.netns(), nowhere, "app.example", false, false, SOON).unwrap(),
+        [IpAddr::from(answer.0)]
+    );
+    assert_eq!(server.queries(), 1);
+    assert_eq!(
+        rig.control.counts().unwrap().workloads[pod.uid()].counts.dns_udp,
+        1
+    );
+    let zone = process::text(&pod.netns().into(), "conntrack", &["-L", "-w", "1"], b"").unwrap();
+    assert!(zone.contains(&format!("dst={} ", upstream.ip())), "{zone}");
 }

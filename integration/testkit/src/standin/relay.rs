@@ -24,6 +24,8 @@ pub(super) struct Relay {
     pub(super) counters: Arc<Counters>,
     /// Addresses of held pods, if connections between them go through the tunnel port.
     pub(super) tunnel_to: Option<AddressBook>,
+    /// Who answers UDP queries; otherwise the marker address.
+    pub(super) dns_upstream: Option<SocketAddr>,
 }
 
 impl Relay {
@@ -39,7 +41,7 @@ impl Relay {
         let mut tasks = JoinSet::new();
         let mut answering = JoinSet::new();
         for socket in listening.dns_udp {
-            answering.spawn(answer_udp(sockets::register_udp(socket)?, self.counters.clone()));
+            answering.spawn(self.clone().answer_udp(sockets::register_udp(socket)?));
         }
         for listener in listening.dns_tcp {
             answering.spawn(answer_tcp(
@@ -136,6 +138,23 @@ impl Relay {
         (stream, onward)
     }
 
+    async fn answer_udp(self, socket: UdpSocket) -> io::Result<()> {
+        let mut buffer = [0; 4096];
+        loop {
+            let (len, client) = socket.recv_from(&mut buffer).await?;
+            self.counters.dns_udp.fetch_add(1, Ordering::Relaxed);
+            let answer = match self.dns_upstream {
+                None => marker_answer(&buffer[..len]),
+                Some(upstream) => sockets::exchange(&self.netns, upstream, &buffer[..len])
+                    .await
+                    .ok(),
+            };
+            if let Some(answer) = answer {
+                let _ = socket.send_to(&answer, client).await;
+            }
+        }
+    }
+
     /// The application sees the client's address: the answer comes back through connmark 0x111 and table 100.
     async fn to_application(&self, stream: &TcpStream, destination: SocketAddr) -> io::Result<TcpStream> {
         let client = stream.peer_addr()?.ip().to_canonical();
@@ -189,17 +208,6 @@ impl Drop for Open<'_> {
 
 fn marker_answer(query: &[u8]) -> Option<Vec<u8>> {
     dns::answer(query, DNS_MARKER_V4, DNS_MARKER_V6)
-}
-
-async fn answer_udp(socket: UdpSocket, counters: Arc<Counters>) -> io::Result<()> {
-    let mut buffer = [0; 4096];
-    loop {
-        let (len, client) = socket.recv_from(&mut buffer).await?;
-        counters.dns_udp.fetch_add(1, Ordering::Relaxed);
-        if let Some(answer) = marker_answer(&buffer[..len]) {
-            let _ = socket.send_to(&answer, client).await;
-        }
-    }
 }
 
 async fn answer_tcp(listener: TcpListener, counters: Arc<Counters>) -> io::Result<()> {

@@ -133,6 +133,22 @@ pub(super) async fn connect(
         .await
 }
 
+/// Sends a datagram from inside `netns` and waits up to 2 s for the answer.
+pub(super) async fn exchange(netns: &Netns, destination: SocketAddr, bytes: &[u8]) -> io::Result<Vec<u8>> {
+    let any: IpAddr = if destination.is_ipv4() {
+        [0, 0, 0, 0].into()
+    } else {
+        [0u16; 8].into()
+    };
+    let socket = register_udp(inside(netns, move || bind_udp(SocketAddr::new(any, 0))).await??)?;
+    socket.connect(destination).await?;
+    socket.send(bytes).await?;
+    let mut answer = vec![0; 4096];
+    let len = tokio::time::timeout(std::time::Duration::from_secs(2), socket.recv(&mut answer)).await??;
+    answer.truncate(len);
+    Ok(answer)
+}
+
 async fn inside<T: Send + 'static>(
     netns: &Netns,
     make: impl FnOnce() -> T + Send + 'static,

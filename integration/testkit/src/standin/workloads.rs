@@ -155,6 +155,7 @@ impl State {
                 netns,
                 counters,
                 tunnel_to: self.options.tunnel.then(|| self.book.clone()),
+                dns_upstream: self.options.dns_upstream,
             };
             workload.task = Some(
                 self.handle

@@ -174,13 +174,14 @@ impl Connection<'_> {
             Err(text) => format!("nack: {text}"),
         };
         let answer = encode(outcome);
-        let sent = match record.answer.as_str() {
+        let how = record.answer.clone();
+        // First, so that whoever has the answer finds it in the report.
+        self.state.record(record);
+        match how.as_str() {
             "garbage" => self.send(&[0xff; 8]),
             "twice" => self.send(&answer) && self.send(&answer),
             _ => self.send(&answer),
-        };
-        self.state.record(record);
-        sent
+        }
     }
 
     /// Waits while this message is one to be silent about; false if the peer closed meanwhile.
