@@ -1,3 +1,5 @@
-//! The ambient broker: decides who is in the mesh and sees to it.
-
+//! Decides which pods are in the mesh, drives the executor, and serves ztunnel.
+pub mod reconcile;
 pub mod source;
+pub mod zds;
+pub mod executor;

@@ -1,0 +1,367 @@
+//! Who is in the mesh and what has to be done about it: a state machine without I/O, clock or threads.
+//!
+//! [`State::handle`] takes a fact and returns what to do; whoever carries it out reports back with another fact.
+//! Each pod is level-triggered: after every event that concerns it, what is known is compared with what should be
+//! and whatever may start now is started (`advance`), so a lost or repeated event cannot leave a pod half-way.
+//!
+//! Order of enrolment: rules, ztunnel, probe set, status. Each failure takes the earlier steps back, except for a
+//! pod that has served in the mesh: its rules stay, because taking them away would let its traffic out in plain text.
+
+mod add;
+mod advance;
+mod backoff;
+pub mod event;
+mod leave;
+mod pod;
+mod report;
+mod sandbox;
+mod workload;
+mod world;
+
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use sluice_proto::ambient::Desired;
+use sluice_proto::id::{Namespace, PodName, PodUid};
+use sluice_selection::{REDIRECTION_STATUS, SelectionConfig, Verdict as Selection};
+
+pub use event::{Effect, Event};
+pub use world::Settings;
+
+use crate::source;
+use event::{Level, PodReport, Standing, earliest};
+use pod::{Descriptor, Pod};
+use world::{Link, World};
+
+/// Our name in failures.
+pub const COMPONENT: &str = "ambient-broker";
+
+/// How many pods stand where.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// All pods known.
+    pub pods: usize,
+    /// Selected and not ended: enrolled + broken + pending.
+    pub expected: usize,
+    /// In the mesh.
+    pub enrolled: usize,
+    /// Something is wrong.
+    pub broken: usize,
+    /// On their way.
+    pub pending: usize,
+}
+
+/// The whole state.
+#[derive(Debug)]
+pub struct State {
+    pods: HashMap<PodUid, Pod>,
+    world: World,
+}
+
+impl State {
+    /// Nothing is known yet.
+    pub fn new(settings: Settings, selection: SelectionConfig, now: Instant) -> Self {
+        Self {
+            pods: HashMap::new(),
+            world: World::new(settings, selection, now),
+        }
+    }
+
+    /// Takes a fact, returns what to do, in order.
+    pub fn handle(&mut self, now: Instant, event: Event) -> Vec<Effect> {
+        self.world.now = now;
+        self.dispatch(event);
+        self.open_zds();
+        if let Some(effect) = self.world.probes.take(now) {
+            self.world.emit(effect);
+        }
+        std::mem::take(&mut self.world.out)
+    }
+
+    /// When the next [`Event::Tick`] is due, if nothing else happens.
+    pub fn wake(&self) -> Option<Instant> {
+        let now = self.world.now;
+        let pods = self.pods.values().filter_map(|pod| pod.wake(now));
+        let mut wake = pods.filter(|at| *at > now).min();
+        wake = earliest(wake, self.world.probes.backoff.wake(now));
+        if let (Some(listed), false) = (self.world.listed, self.world.zds_open) {
+            wake = earliest(
+                wake,
+                Some(listed + self.world.settings.snapshot_wait).filter(|at| *at > now),
+            );
+        }
+        wake
+    }
+
+    /// Where the pods stand.
+    pub fn counts(&self) -> Counts {
+        let mut counts = Counts {
+            pods: self.pods.values().filter(|pod| pod.object.is_some()).count(),
+            ..Counts::default()
+        };
+        for report in self.pods.values().filter_map(|pod| pod.report.as_ref()) {
+            match report.standing {
+                Standing::Enrolled => counts.enrolled += 1,
+                Standing::Broken => counts.broken += 1,
+                Standing::Pending => counts.pending += 1,
+                Standing::Out | Standing::Draining => continue,
+            }
+            counts.expected += 1;
+        }
+        counts
+    }
+
+    /// All reports.
+    pub fn reports(&self) -> impl Iterator<Item = &Arc<PodReport>> {
+        self.pods.values().filter_map(|pod| pod.report.as_ref())
+    }
+
+    /// A pod's report, the checks of its selection, and its sandbox.
+    pub fn explain(&self, namespace: &Namespace, name: &PodName) -> Option<Explanation> {
+        let pod = self
+            .pods
+            .values()
+            .filter(|pod| pod.reference.namespace == *namespace && pod.reference.name == *name)
+            .max_by_key(|pod| pod.object.is_some())?;
+        let selection = pod.object.as_ref().map(|object| {
+            let known = self.world.namespaces.get(&object.id.namespace);
+            let view = known.map(|namespace| namespace.view());
+            sluice_selection::select(&self.world.selection, &object.view(), view)
+        });
+        Some(Explanation {
+            report: pod.report.clone()?,
+            selection,
+            sandbox: pod.current.as_ref().map(|current| current.id().clone()),
+        })
+    }
+
+    /// The source has been told in full.
+    pub fn synced(&self) -> bool {
+        self.world.synced
+    }
+
+    /// Snapshots may be ended.
+    pub fn zds_open(&self) -> bool {
+        self.world.zds_open
+    }
+
+    fn dispatch(&mut self, event: Event) {
+        match event {
+            Event::SourceSynced => {
+                self.world.synced = true;
+                self.advance_all();
+            }
+            Event::PodApplied(object) => self.pod_applied(object),
+            Event::PodDeleted(object) => self.pod_deleted(&object),
+            Event::NamespaceApplied(namespace) => {
+                self.namespace_changed(&namespace.name.clone(), Some(namespace))
+            }
+            Event::NamespaceDeleted(namespace) => self.namespace_changed(&namespace.name, None),
+            Event::LookedUp { pod, found } => self.looked_up(&pod, found),
+            Event::Tick => self.advance_all(),
+            event @ (Event::ZdsConnected(_)
+            | Event::ZdsReady { .. }
+            | Event::ZdsAcked { .. }
+            | Event::ZdsNacked { .. }
+            | Event::ZdsExpired { .. }
+            | Event::ZdsClosed(_)
+            | Event::ZdsWithdrawn { .. }) => self.zds(event),
+            executor => self.executor(executor),
+        }
+    }
+
+    /// Changes one pod and lets it take its next step.
+    fn with(&mut self, uid: &PodUid, change: impl FnOnce(&mut World, &mut Pod)) {
+        let Some(pod) = self.pods.get_mut(uid) else { return };
+        change(&mut self.world, pod);
+        self.world.advance(pod);
+        if pod.forgettable() {
+            let reference = pod.reference.clone();
+            let published = pod.report.is_some();
+            self.pods.remove(uid);
+            if published {
+                self.world.emit(Effect::Publish {
+                    pod: reference,
+                    report: None,
+                });
+            }
+        }
+    }
+
+    fn advance_all(&mut self) {
+        let uids: Vec<_> = self.pods.keys().cloned().collect();
+        for uid in uids {
+            self.with(&uid, |_, _| {});
+        }
+    }
+
+    fn pod_applied(&mut self, object: Arc<source::Pod>) {
+        let Ok(uid) = PodUid::parse(object.sandbox_uid()) else {
+            return;
+        };
+        let mut reference = object.id.clone();
+        reference.uid = uid.clone();
+        let pod = self
+            .pods
+            .entry(uid.clone())
+            .or_insert_with(|| Pod::new(reference.clone()));
+        if let Some(known) = &pod.object
+            && (known.id.namespace != object.id.namespace || known.id.name != object.id.name)
+        {
+            let details = format!("{reference} claims uid {uid}, which belongs to {}", pod.reference);
+            self.world.log(pod, Level::Warn, "pod ignored", details);
+            return;
+        }
+        let first = pod.object.is_none();
+        pod.reference = reference;
+        let enabled = object.annotations.get(REDIRECTION_STATUS).map(String::as_str) == Some("enabled");
+        if first {
+            pod.status = enabled;
+        }
+        pod.object = Some(object);
+        self.with(&uid, |world, pod| {
+            world.decide(pod);
+            if let Some(add) = pod.pending_add() {
+                add.look.hurry();
+            }
+        });
+    }
+
+    fn pod_deleted(&mut self, object: &source::Pod) {
+        let Ok(uid) = PodUid::parse(object.sandbox_uid()) else {
+            return;
+        };
+        self.with(&uid, |_, pod| {
+            let same = |known: &Arc<source::Pod>| known.id == object.id;
+            if pod.object.as_ref().is_some_and(same) {
+                pod.object = None;
+                pod.decision = None;
+                pod.problem = None;
+                pod.backoff.reset();
+                pod.status = false;
+            }
+        });
+    }
+
+    fn namespace_changed(&mut self, name: &Namespace, namespace: Option<Arc<source::Namespace>>) {
+        match namespace {
+            Some(namespace) => self.world.namespaces.insert(name.clone(), namespace),
+            None => self.world.namespaces.remove(name),
+        };
+        let members: Vec<_> = self
+            .pods
+            .values()
+            .filter(|pod| pod.reference.namespace == *name)
+            .map(|pod| pod.reference.uid.clone())
+            .collect();
+        for uid in members {
+            self.with(&uid, |world, pod| world.decide(pod));
+        }
+    }
+
+    fn looked_up(&mut self, pod: &sluice_proto::id::PodRef, found: Result<source::Lookup, String>) {
+        let mut error = None;
+        let mut hit = false;
+        match found {
+            Ok(lookup) => {
+                if let Some(namespace) = lookup.namespace {
+                    self.namespace_changed(&pod.namespace, Some(namespace));
+                }
+                match lookup.pod {
+                    Some(object) if object.sandbox_uid() == pod.uid.as_str() => {
+                        hit = true;
+                        self.pod_applied(object);
+                    }
+                    Some(object) => {
+                        error = Some(format!("its pod of that name has uid {}", object.sandbox_uid()));
+                    }
+                    None => {}
+                }
+            }
+            Err(cause) => error = Some(cause),
+        }
+        self.with(&pod.uid.clone(), |world, pod| {
+            let now = world.now;
+            let Some(add) = pod.pending_add() else { return };
+            add.looking = false;
+            add.found |= hit;
+            add.look_error = error;
+            if !hit {
+                let (first, longest) = (
+                    std::time::Duration::from_millis(20),
+                    std::time::Duration::from_millis(250),
+                );
+                add.look.failed(now, first, longest, &mut world.jitter);
+            }
+        });
+    }
+
+    /// Lets snapshots end once every netns that was redirected before this life is in them.
+    fn open_zds(&mut self) {
+        if self.world.zds_open || !self.world.synced || !self.world.executor_up() {
+            return;
+        }
+        let waited = self
+            .world
+            .listed
+            .is_some_and(|listed| self.world.now >= listed + self.world.settings.snapshot_wait);
+        let missing = |pod: &Pod| {
+            let Some(current) = pod.usable() else { return false };
+            let counts = current.established && current.rules != Desired::None && pod.object.is_some();
+            let tried = current.fetch.attempts() > 0;
+            counts && !matches!(current.descriptor, Descriptor::Held(_)) && !tried
+        };
+        if !waited && self.pods.values().any(missing) {
+            return;
+        }
+        self.world.zds_open = true;
+        self.world.emit(Effect::ZdsOpen);
+        self.prune_probes();
+    }
+
+    /// Removes what earlier lives left in the probe set, but only if it is certain what belongs there.
+    fn prune_probes(&mut self) {
+        let uncertain = self.pods.values().any(|pod| {
+            let running = pod
+                .object
+                .as_ref()
+                .is_some_and(|object| object.phase == sluice_selection::Phase::Running);
+            let adding = pod.current.as_ref().is_some_and(|current| current.add.is_some());
+            adding || (running && pod.wanted().is_some() && pod.usable().is_none())
+        });
+        if uncertain {
+            return;
+        }
+        for pod in self.pods.values_mut() {
+            let redirected = pod.usable().is_some_and(|current| current.rules != Desired::None);
+            if redirected && pod.object.is_some() && !pod.ended() {
+                pod.probes.clear();
+                self.world.ensure_probes(pod);
+            }
+        }
+        self.world.probes.prune();
+    }
+}
+
+/// Everything about one pod.
+#[derive(Debug, Clone)]
+pub struct Explanation {
+    /// Where it stands.
+    pub report: Arc<PodReport>,
+    /// Every check of the selection.
+    pub selection: Option<Selection>,
+    /// Its sandbox.
+    pub sandbox: Option<event::SandboxId>,
+}
+
+impl World {
+    fn is_listing(&self) -> bool {
+        matches!(self.link, Link::Listing(_))
+    }
+}

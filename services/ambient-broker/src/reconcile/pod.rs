@@ -1,0 +1,297 @@
+//! What is known of one pod, and what follows from it without looking elsewhere.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sluice_proto::ambient::{AmbientOptions, Desired};
+use sluice_proto::id::PodRef;
+use sluice_proto::sandbox::Failure;
+
+use super::backoff::Backoff;
+use super::event::{ConnectionId, Epoch, PodReport, Sandbox, SandboxId, WorkloadInfo, earliest};
+use crate::source;
+
+/// The selection's answer for a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Decision {
+    /// How its rules should be; `None`: not in the mesh.
+    pub(super) options: Option<AmbientOptions>,
+    /// What decided, as a sentence.
+    pub(super) text: String,
+}
+
+/// Whether ztunnel has been, or is being, told of the pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Offer {
+    /// Not in any snapshot.
+    Off,
+    /// In every snapshot from now on.
+    On(Epoch),
+    /// Connections still have to answer.
+    Withdrawing(Epoch),
+}
+
+/// One connection's answer to the current offer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// Not yet.
+    Awaited { since: Instant },
+    /// Yes, at this Unix time in milliseconds.
+    Acked { unix_ms: u64 },
+    /// No; ask again then.
+    Nacked { again: Instant },
+}
+
+/// The descriptor of the sandbox's netns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Descriptor {
+    /// Not held.
+    Missing,
+    /// Asked for.
+    Fetching,
+    /// Held under this key.
+    Held(SandboxId),
+}
+
+/// An ADD that waits for us.
+#[derive(Debug, Clone)]
+pub(super) struct Add {
+    pub(super) since: Instant,
+    /// Refused then, whatever is missing.
+    pub(super) deadline: Instant,
+    /// Why it will be refused, once everything is taken back.
+    pub(super) refusing: Option<Failure>,
+    /// Do not wait longer for things to be taken back.
+    pub(super) unwind_until: Option<Instant>,
+    /// The verdict is on its way.
+    pub(super) completing: Option<Completing>,
+    /// The source was asked and told of the pod.
+    pub(super) found: bool,
+    pub(super) looking: bool,
+    pub(super) look: Backoff,
+    pub(super) look_error: Option<String>,
+}
+
+/// Which verdict is on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Completing {
+    Pass,
+    Ambient,
+    Refusal,
+}
+
+/// The pod's sandbox, and what was done in it.
+#[derive(Debug, Clone)]
+pub(super) struct Current {
+    pub(super) sandbox: Sandbox,
+    /// How the namespace is, as far as is known.
+    pub(super) rules: Desired,
+    /// What is being programmed, and since when.
+    pub(super) programming: Option<(Desired, Instant)>,
+    pub(super) descriptor: Descriptor,
+    pub(super) fetch: Backoff,
+    pub(super) offering: bool,
+    pub(super) add: Option<Add>,
+    /// Its ADD was refused: it must not be used any more.
+    pub(super) refused: bool,
+    /// It has served as a mesh pod: failures no longer take its rules away.
+    pub(super) established: bool,
+    /// A failed enrolment is being taken back.
+    pub(super) undo: bool,
+    pub(super) drain: Drain,
+}
+
+/// Leaving the mesh.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Drain {
+    pub(super) deadline: Option<Instant>,
+    pub(super) inspecting: bool,
+    pub(super) inspect_at: Option<Instant>,
+    /// No kept connection is left, or nobody waits any longer.
+    pub(super) done: bool,
+}
+
+impl Current {
+    pub(super) fn new(sandbox: Sandbox) -> Self {
+        let established = sandbox.programmed != Desired::None;
+        Self {
+            rules: sandbox.programmed.clone(),
+            sandbox,
+            programming: None,
+            descriptor: Descriptor::Missing,
+            fetch: Backoff::default(),
+            offering: false,
+            add: None,
+            refused: false,
+            established,
+            undo: false,
+            drain: Drain::default(),
+        }
+    }
+
+    pub(super) fn id(&self) -> &SandboxId {
+        &self.sandbox.id
+    }
+
+    /// Nothing of ours is in the namespace and nothing is on its way.
+    pub(super) fn is_clean(&self) -> bool {
+        self.rules == Desired::None && self.programming.is_none()
+    }
+
+    pub(super) fn held(&self) -> Option<&SandboxId> {
+        match &self.descriptor {
+            Descriptor::Held(key) => Some(key),
+            Descriptor::Missing | Descriptor::Fetching => None,
+        }
+    }
+}
+
+/// One pod.
+#[derive(Debug)]
+pub(super) struct Pod {
+    pub(super) reference: PodRef,
+    pub(super) object: Option<Arc<source::Pod>>,
+    pub(super) decision: Option<Decision>,
+    pub(super) current: Option<Current>,
+    pub(super) offer: Offer,
+    pub(super) answers: BTreeMap<ConnectionId, Answer>,
+    /// Addresses that are, or will be, in the host's probe set.
+    pub(super) probes: Vec<IpAddr>,
+    pub(super) probes_confirmed: bool,
+    /// What the control plane was told last.
+    pub(super) status: bool,
+    /// The status outlives a lost connection until then.
+    pub(super) status_hold: Option<Instant>,
+    pub(super) backoff: Backoff,
+    pub(super) problem: Option<(&'static str, Failure)>,
+    pub(super) adopting: bool,
+    pub(super) timings: Vec<(&'static str, Duration)>,
+    pub(super) logged: Option<Instant>,
+    pub(super) was_enrolled: bool,
+    pub(super) report: Option<Arc<PodReport>>,
+}
+
+impl Pod {
+    pub(super) fn new(reference: PodRef) -> Self {
+        Self {
+            reference,
+            object: None,
+            decision: None,
+            current: None,
+            offer: Offer::Off,
+            answers: BTreeMap::new(),
+            probes: Vec::new(),
+            probes_confirmed: false,
+            status: false,
+            status_hold: None,
+            backoff: Backoff::default(),
+            problem: None,
+            adopting: false,
+            timings: Vec::new(),
+            logged: None,
+            was_enrolled: false,
+            report: None,
+        }
+    }
+
+    /// The pod's containers have ended for good.
+    pub(super) fn ended(&self) -> bool {
+        self.object
+            .as_ref()
+            .is_none_or(|object| object.phase.is_terminal())
+    }
+
+    /// How its rules should be; `None`: out, ended or unknown. A phase means nothing while a sandbox is added.
+    pub(super) fn wanted(&self) -> Option<&AmbientOptions> {
+        let adding = self.current.as_ref().is_some_and(|c| c.add.is_some());
+        if self.object.is_none() || (self.ended() && !adding) {
+            return None;
+        }
+        self.decision.as_ref()?.options.as_ref()
+    }
+
+    /// The sandbox, unless its ADD was refused.
+    pub(super) fn usable(&self) -> Option<&Current> {
+        self.current.as_ref().filter(|current| !current.refused)
+    }
+
+    pub(super) fn pending_add(&mut self) -> Option<&mut Add> {
+        self.current.as_mut()?.add.as_mut()
+    }
+
+    /// Addresses the host's probes will go to.
+    pub(super) fn addresses(&self) -> Vec<IpAddr> {
+        let mut addresses = match self.usable() {
+            Some(current) if !current.sandbox.addresses.is_empty() => current.sandbox.addresses.clone(),
+            _ => self
+                .object
+                .as_ref()
+                .map(|object| object.ips.clone())
+                .unwrap_or_default(),
+        };
+        addresses.sort();
+        addresses.dedup();
+        addresses
+    }
+
+    pub(super) fn info(&self) -> WorkloadInfo {
+        WorkloadInfo {
+            name: self.reference.name.to_string(),
+            namespace: self.reference.namespace.to_string(),
+            service_account: self
+                .object
+                .as_ref()
+                .map_or_else(|| "default".to_owned(), |object| object.service_account.clone()),
+        }
+    }
+
+    /// Records how long a step took; the last value of each step is kept.
+    pub(super) fn timed(&mut self, stage: &'static str, elapsed: Duration) {
+        match self.timings.iter_mut().find(|(known, _)| *known == stage) {
+            Some((_, value)) => *value = elapsed,
+            None => self.timings.push((stage, elapsed)),
+        }
+    }
+
+    /// Nothing is left to do or to remember.
+    pub(super) fn forgettable(&self) -> bool {
+        self.object.is_none()
+            && self.current.is_none()
+            && self.offer == Offer::Off
+            && self.probes.is_empty()
+            && !self.adopting
+    }
+
+    /// When something becomes due without an event.
+    pub(super) fn wake(&self, now: Instant) -> Option<Instant> {
+        let mut wake = earliest(self.backoff.wake(now), self.status_hold);
+        for answer in self.answers.values() {
+            if let Answer::Nacked { again } = answer {
+                wake = earliest(wake, Some(*again));
+            }
+        }
+        let Some(current) = &self.current else {
+            return wake;
+        };
+        wake = earliest(wake, current.fetch.wake(now));
+        if let Some(add) = &current.add
+            && add.completing.is_none()
+        {
+            wake = earliest(wake, add.look.wake(now));
+            wake = earliest(
+                wake,
+                add.unwind_until
+                    .or(Some(add.deadline).filter(|_| add.refusing.is_none())),
+            );
+        }
+        if !current.drain.done {
+            wake = earliest(wake, current.drain.deadline);
+            if !current.drain.inspecting {
+                wake = earliest(wake, current.drain.inspect_at);
+            }
+        }
+        wake
+    }
+}

@@ -1,0 +1,135 @@
+//! Where a pod stands, and what people and the control plane are told.
+
+use std::sync::Arc;
+
+use sluice_proto::ambient::Desired;
+
+use super::event::{Effect, Level, PodReport, Standing};
+use super::pod::{Answer, Offer, Pod};
+use super::world::World;
+
+impl World {
+    /// Compares the pod with what was told of it last and tells what is new.
+    pub(super) fn settle(&mut self, pod: &mut Pod) {
+        let (standing, reason) = self.standing(pod);
+        self.settle_status(pod, standing);
+        let enrolled = standing == Standing::Enrolled;
+        if enrolled != pod.was_enrolled {
+            pod.was_enrolled = enrolled;
+            let message = if enrolled {
+                "pod enrolled"
+            } else {
+                "pod no longer enrolled"
+            };
+            self.log(pod, Level::Info, message, reason.to_owned());
+        }
+        let report = self.report(pod, standing, reason);
+        if pod.report.as_deref() != Some(&report) {
+            let report = Arc::new(report);
+            pod.report = Some(report.clone());
+            self.emit(Effect::Publish {
+                pod: pod.reference.clone(),
+                report: Some(report),
+            });
+        }
+    }
+
+    /// Every selected pod that has not ended is exactly one of pending, enrolled and broken.
+    fn standing(&self, pod: &Pod) -> (Standing, &'static str) {
+        let Some(options) = pod.wanted() else {
+            let redirected = pod.usable().is_some_and(|current| !current.is_clean());
+            let leaving = redirected && pod.object.is_some() && !pod.ended();
+            return if leaving || pod.offer != Offer::Off {
+                (Standing::Draining, "")
+            } else {
+                (Standing::Out, "")
+            };
+        };
+        let Some(current) = pod.usable() else {
+            return match &pod.problem {
+                Some((reason, _)) => (Standing::Broken, reason),
+                None => (Standing::Pending, "no-sandbox"),
+            };
+        };
+        if let Some(failure) = &current.sandbox.broken {
+            return (Standing::Broken, super::add::reason(failure));
+        }
+        if let Some((reason, _)) = &pod.problem {
+            return (Standing::Broken, reason);
+        }
+        let Some(proxy) = self.proxy() else {
+            return (Standing::Pending, "no-proxy");
+        };
+        let acked = match pod.answers.get(&proxy) {
+            Some(Answer::Nacked { .. }) => return (Standing::Broken, "proxy-nack"),
+            Some(Answer::Acked { .. }) => true,
+            Some(Answer::Awaited { .. }) | None => false,
+        };
+        let in_place = current.rules == Desired::Ambient(options.clone()) && pod.probes_confirmed;
+        if acked && in_place && current.add.is_none() {
+            (Standing::Enrolled, "")
+        } else if !current.sandbox.reachable {
+            (Standing::Pending, "netns-unreachable")
+        } else {
+            (Standing::Pending, "enrolling")
+        }
+    }
+
+    fn settle_status(&mut self, pod: &mut Pod, standing: Standing) {
+        let mut wanted = standing == Standing::Enrolled;
+        // A ztunnel that comes back at once costs no two patches a pod.
+        let only_proxy_lost = pod.status && standing == Standing::Pending && self.proxy().is_none();
+        if only_proxy_lost {
+            let until = *pod
+                .status_hold
+                .get_or_insert(self.now + self.settings.status_hold);
+            wanted = until > self.now;
+        }
+        if !only_proxy_lost || !wanted {
+            pod.status_hold = None;
+        }
+        if wanted != pod.status {
+            pod.status = wanted;
+            self.emit(Effect::WriteStatus {
+                pod: pod.reference.clone(),
+                enrolled: wanted,
+            });
+        }
+    }
+
+    fn report(&self, pod: &Pod, standing: Standing, reason: &'static str) -> PodReport {
+        let mut verdict = match (&pod.object, &pod.decision) {
+            (Some(_), Some(decision)) => decision.text.clone(),
+            _ => "the source knows no such pod".to_owned(),
+        };
+        if let Some(object) = &pod.object
+            && object.phase.is_terminal()
+            && pod.decision.as_ref().is_some_and(|d| d.options.is_some())
+        {
+            verdict = format!("the pod has ended (phase {})", object.phase.as_str());
+        }
+        let current = pod.current.as_ref();
+        let acked = pod
+            .answers
+            .iter()
+            .rev()
+            .find_map(|(connection, answer)| match answer {
+                Answer::Acked { unix_ms } => Some((*connection, *unix_ms)),
+                Answer::Awaited { .. } | Answer::Nacked { .. } => None,
+            });
+        PodReport {
+            pod: pod.reference.clone(),
+            standing,
+            verdict,
+            reason,
+            last_error: current
+                .and_then(|current| current.sandbox.broken.clone())
+                .or_else(|| pod.problem.as_ref().map(|(_, failure)| failure.clone())),
+            netns: current.map(|current| current.sandbox.netns.clone()),
+            addresses: pod.addresses(),
+            timings: pod.timings.clone(),
+            acked,
+            retries: pod.backoff.attempts(),
+        }
+    }
+}

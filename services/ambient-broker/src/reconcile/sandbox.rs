@@ -1,0 +1,435 @@
+//! What the executor tells: sandboxes that come, change and go, and answers to our calls.
+
+use std::collections::HashSet;
+
+use sluice_proto::ambient::Desired;
+use sluice_proto::code::ErrorCode;
+use sluice_proto::id::PodUid;
+use sluice_proto::sandbox::Failure;
+
+use super::add::reason;
+use super::event::{Effect, Event, Refused, Sandbox, SandboxId, Verdict};
+use super::pod::{Add, Completing, Current, Descriptor, Pod};
+use super::world::{Link, World};
+use super::{COMPONENT, State};
+use crate::reconcile::backoff::Backoff;
+
+impl State {
+    pub(super) fn executor(&mut self, event: Event) {
+        match event {
+            Event::ExecutorConnected => self.world.link = Link::Listing(HashSet::new()),
+            Event::ExecutorDisconnected => {
+                self.world.link = Link::Down;
+                self.advance_all();
+            }
+            Event::SandboxesListed => self.listed(),
+            Event::SandboxPresent(sandbox) => {
+                if let Link::Listing(seen) = &mut self.world.link {
+                    seen.insert(sandbox.id.clone());
+                }
+                self.sandbox(*sandbox);
+            }
+            Event::SandboxPending(sandbox) | Event::SandboxChanged(sandbox) => self.sandbox(*sandbox),
+            Event::SandboxGone { id, pod } => self.gone(&id, &pod),
+            Event::Adopted { pod, result } => self.adopted(&pod, result),
+            Event::ProbesSynced(result) => self.probes_synced(result),
+            Event::Programmed {
+                id,
+                pod,
+                desired,
+                result,
+            } => self.of(&id, &pod, |world, pod| world.programmed(pod, desired, result)),
+            Event::Fetched { id, pod, result } => self.fetched(&id, &pod, result),
+            Event::DescriptorOffered { id, pod, result } => self.of(&id, &pod, |world, pod| {
+                let now = world.now;
+                let (first, longest) = world.settings.retry;
+                let Some(current) = pod.current.as_mut() else {
+                    return;
+                };
+                current.offering = false;
+                match result {
+                    Ok(()) => current.sandbox.reachable = true,
+                    Err(_) => current.fetch.failed(now, first, longest, &mut world.jitter),
+                }
+            }),
+            Event::Inspected { id, pod, result } => {
+                self.of(&id, &pod, |world, pod| world.inspected(pod, result.ok()));
+            }
+            Event::Completed { id, pod, result } => {
+                self.of(&id, &pod, |world, pod| world.completed(pod, result));
+            }
+            _ => {}
+        }
+    }
+
+    /// A fact about one generation: means nothing if the pod has another sandbox by now.
+    fn of(&mut self, id: &SandboxId, uid: &PodUid, change: impl FnOnce(&mut World, &mut Pod)) {
+        self.with(uid, |world, pod| {
+            if pod.current.as_ref().is_some_and(|current| current.id() == id) {
+                change(world, pod);
+            }
+        });
+    }
+
+    fn listed(&mut self) {
+        let Link::Listing(seen) = std::mem::replace(&mut self.world.link, Link::Up) else {
+            return;
+        };
+        self.world.listed.get_or_insert(self.world.now);
+        let gone: Vec<_> = self
+            .pods
+            .values()
+            .filter_map(|pod| Some((pod.current.as_ref()?.id().clone(), pod.reference.uid.clone())))
+            .filter(|(id, _)| !seen.contains(id))
+            .collect();
+        for (id, uid) in gone {
+            self.gone(&id, &uid);
+        }
+        // A new executor may have lost the probe set with the host's rules.
+        for pod in self.pods.values_mut() {
+            if !pod.probes.is_empty() {
+                for entry in World::entries(&pod.reference, &pod.probes) {
+                    self.world.probes.add(entry);
+                }
+            }
+        }
+        self.advance_all();
+    }
+
+    fn sandbox(&mut self, sandbox: Sandbox) {
+        let uid = sandbox.pod.uid.clone();
+        self.pods
+            .entry(uid.clone())
+            .or_insert_with(|| Pod::new(sandbox.pod.clone()));
+        self.with(&uid, |world, pod| world.take_sandbox(pod, sandbox));
+    }
+
+    fn gone(&mut self, id: &SandboxId, uid: &PodUid) {
+        self.of(id, uid, |world, pod| {
+            let refused = pod.current.as_ref().is_some_and(|current| current.refused);
+            world.let_go(pod);
+            if !refused {
+                pod.problem = None;
+            }
+            pod.backoff.reset();
+        });
+    }
+
+    fn fetched(&mut self, id: &SandboxId, uid: &PodUid, result: Result<(), Failure>) {
+        let expected = |pod: &Pod| {
+            let current = pod.usable()?;
+            (current.id() == id && current.descriptor == Descriptor::Fetching).then_some(())
+        };
+        if self.pods.get(uid).and_then(expected).is_none() {
+            // Nobody waits for it any more: it would keep a dead netns alive.
+            if result.is_ok() {
+                self.world.emit(Effect::DropDescriptor(id.clone()));
+            }
+            return;
+        }
+        self.of(id, uid, |world, pod| world.descriptor(pod, result));
+    }
+
+    fn adopted(&mut self, uid: &PodUid, result: Result<Box<Sandbox>, Failure>) {
+        let (first, longest) = self.world.settings.adopt_retry;
+        self.with(uid, |world, pod| {
+            pod.adopting = false;
+            match result {
+                Ok(sandbox) => world.take_sandbox(pod, *sandbox),
+                Err(failure) if pod.usable().is_none() => {
+                    world.failed_for(pod, "netns-not-found", failure, first, longest);
+                }
+                Err(_) => {}
+            }
+        });
+    }
+
+    fn probes_synced(&mut self, result: Result<(), Failure>) {
+        let Some(batch) = self.world.probes.in_flight.take() else {
+            return;
+        };
+        let owners: Vec<_> = batch.0.iter().map(|entry| entry.owner.clone()).collect();
+        let failure = match result {
+            Ok(()) => {
+                self.world.probes.backoff.reset();
+                None
+            }
+            Err(failure) => {
+                let (first, longest) = self.world.settings.retry;
+                let World {
+                    probes, jitter, now, ..
+                } = &mut self.world;
+                probes.put_back(batch);
+                probes.backoff.failed(*now, first, longest, jitter);
+                Some(failure)
+            }
+        };
+        for owner in owners {
+            self.with(&owner, |_, pod| match &failure {
+                None => pod.probes_confirmed = !pod.probes.is_empty(),
+                Some(failure) => pod.problem = Some(("probe-set", failure.clone())),
+            });
+        }
+        if self.world.is_listing() {
+            return;
+        }
+        // An ADD may have waited for a list that prunes.
+        self.advance_all();
+    }
+}
+
+impl World {
+    /// A sandbox as it is now: a new one replaces what the pod had.
+    fn take_sandbox(&mut self, pod: &mut Pod, sandbox: Sandbox) {
+        let pending = sandbox.pending;
+        match pod.current.as_mut() {
+            Some(current) if current.sandbox.id == sandbox.id => {
+                if self.is_listing() && current.programming.is_none() {
+                    current.rules = sandbox.programmed.clone();
+                }
+                if sandbox.reachable && !current.sandbox.reachable {
+                    current.fetch.reset();
+                }
+                current.sandbox = sandbox;
+            }
+            Some(current) if current.sandbox.id.attachment == sandbox.id.attachment => {
+                if sandbox.id.generation < current.sandbox.id.generation {
+                    return;
+                }
+                if sandbox.netns.is_same_netns(&current.sandbox.netns) && !current.refused {
+                    self.renew(pod, sandbox);
+                } else {
+                    self.replace(pod, sandbox);
+                }
+            }
+            // A further interface of the same sandbox is none of the mesh's business.
+            Some(current)
+                if current.sandbox.id.attachment.container_id == sandbox.id.attachment.container_id
+                    && !current.refused =>
+            {
+                if pending {
+                    self.emit(Effect::Complete {
+                        id: sandbox.id,
+                        pod: pod.reference.uid.clone(),
+                        verdict: Verdict::Pass,
+                    });
+                }
+                return;
+            }
+            // Of several that were there before us, one that is in use wins over one that is not.
+            Some(current)
+                if !pending && !current.refused && (current.sandbox.reachable || !sandbox.reachable) =>
+            {
+                return;
+            }
+            Some(_) => self.replace(pod, sandbox),
+            None => pod.current = Some(Current::new(sandbox)),
+        }
+        if pending {
+            self.begin_add(pod);
+        }
+    }
+
+    fn begin_add(&mut self, pod: &mut Pod) {
+        let (now, limit) = (self.now, self.settings.add_deadline);
+        let Some(current) = pod.current.as_mut() else {
+            return;
+        };
+        if current.refused || current.add.is_some() {
+            return;
+        }
+        current.add = Some(Add {
+            since: now,
+            deadline: now + limit,
+            refusing: None,
+            unwind_until: None,
+            completing: None,
+            found: false,
+            looking: false,
+            look: Backoff::default(),
+            look_error: None,
+        });
+        pod.timings.clear();
+        pod.problem = None;
+        pod.backoff.reset();
+    }
+
+    /// The same netns under a new generation: what was done in it still holds.
+    fn renew(&mut self, pod: &mut Pod, sandbox: Sandbox) {
+        self.supersede_add(pod);
+        if let Some(current) = pod.current.as_mut() {
+            if current.descriptor == Descriptor::Fetching {
+                current.descriptor = Descriptor::Missing;
+            }
+            if let Some((desired, _)) = current.programming.take() {
+                // Its answer will name the old generation. Programming is idempotent.
+                current.rules = Desired::None;
+                drop(desired);
+            }
+            current.offering = false;
+            current.undo = false;
+            current.drain.inspecting = false;
+            current.sandbox = sandbox;
+        }
+    }
+
+    fn replace(&mut self, pod: &mut Pod, sandbox: Sandbox) {
+        self.supersede_add(pod);
+        self.let_go(pod);
+        pod.backoff.reset();
+        pod.problem = None;
+        pod.current = Some(Current::new(sandbox));
+    }
+
+    /// An ADD that was still open when its sandbox was replaced ends here.
+    fn supersede_add(&mut self, pod: &mut Pod) {
+        let uid = pod.reference.uid.clone();
+        let Some(current) = pod.current.as_mut() else {
+            return;
+        };
+        let id = current.id().clone();
+        if let Some(add) = current.add.take()
+            && add.completing.is_none()
+        {
+            let cause = "a newer sandbox of the same pod has taken its place";
+            let failure = Failure::new(ErrorCode::TooLate, COMPONENT, "add", cause);
+            self.emit(Effect::Complete {
+                id,
+                pod: uid,
+                verdict: Verdict::Refuse(failure),
+            });
+        }
+    }
+
+    /// The sandbox is gone: nobody may hold its netns, and no message may carry it.
+    fn let_go(&mut self, pod: &mut Pod) {
+        self.withdraw(pod);
+        self.drop_probes(pod);
+        if let Some(held) = pod.current.as_ref().and_then(Current::held).cloned() {
+            self.emit(Effect::DropDescriptor(held));
+        }
+        pod.current = None;
+    }
+
+    fn programmed(&mut self, pod: &mut Pod, desired: Desired, result: Result<(), Refused>) {
+        let now = self.now;
+        let Some(current) = pod.current.as_mut() else {
+            return;
+        };
+        let Some((asked, since)) = current.programming.take() else {
+            return;
+        };
+        if asked != desired {
+            current.programming = Some((asked, since));
+            return;
+        }
+        match result {
+            Ok(()) => {
+                current.rules = desired;
+                current.drain.inspect_at = None;
+                pod.timed("rules", now - since);
+                self.emit(Effect::Timed {
+                    stage: "rules",
+                    elapsed: now - since,
+                });
+            }
+            Err(Refused::TooLate) => self.too_late(pod),
+            Err(Refused::Failed(failure)) => match pod.pending_add() {
+                Some(add) if add.refusing.is_none() => self.refuse(pod, failure),
+                _ => self.failed(pod, reason(&failure), failure),
+            },
+        }
+    }
+
+    /// The executor has ended this generation.
+    fn too_late(&mut self, pod: &mut Pod) {
+        if let Some(current) = pod.current.as_mut() {
+            current.add = None;
+        }
+        self.abandon(pod);
+    }
+
+    /// The sandbox must not be used any more, though it may still be listed.
+    fn abandon(&mut self, pod: &mut Pod) {
+        let Some(current) = pod.current.as_mut() else {
+            return;
+        };
+        current.refused = true;
+        current.programming = None;
+        let descriptor = std::mem::replace(&mut current.descriptor, Descriptor::Missing);
+        if let Descriptor::Held(key) = descriptor {
+            self.emit(Effect::DropDescriptor(key));
+        }
+        self.withdraw(pod);
+        self.drop_probes(pod);
+    }
+
+    fn descriptor(&mut self, pod: &mut Pod, result: Result<(), Failure>) {
+        let now = self.now;
+        let (first, longest) = self.settings.retry;
+        let wanted = pod.wanted().is_some();
+        let Some(current) = pod.current.as_mut() else {
+            return;
+        };
+        match result {
+            Ok(()) => {
+                current.descriptor = Descriptor::Held(current.id().clone());
+                current.fetch.reset();
+            }
+            Err(failure) => {
+                current.descriptor = Descriptor::Missing;
+                current.fetch.failed(now, first, longest, &mut self.jitter);
+                match current.add.as_ref() {
+                    Some(add) if add.refusing.is_none() && wanted => self.refuse(pod, failure),
+                    None if wanted => pod.problem = Some((reason(&failure), failure)),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn completed(&mut self, pod: &mut Pod, result: Result<(), Refused>) {
+        let now = self.now;
+        let Some(current) = pod.current.as_mut() else {
+            return;
+        };
+        let Some(add) = current.add.as_mut() else { return };
+        let Some(completing) = add.completing else { return };
+        let since = add.since;
+        match (completing, result) {
+            (Completing::Refusal, _) => {
+                current.add = None;
+                self.abandon(pod);
+            }
+            (Completing::Ambient, Ok(())) => {
+                current.add = None;
+                current.established = true;
+                pod.probes = pod.addresses();
+                pod.probes_confirmed = true;
+                pod.problem = None;
+                pod.backoff.reset();
+                self.total(pod, now - since);
+            }
+            (Completing::Pass, Ok(())) => {
+                current.add = None;
+                self.total(pod, now - since);
+            }
+            (_, Err(Refused::TooLate)) => self.too_late(pod),
+            (Completing::Ambient, Err(Refused::Failed(failure))) => {
+                add.completing = None;
+                pod.probes = pod.addresses();
+                self.refuse(pod, failure);
+            }
+            // The executor went away: its new life lists the sandbox again, or not.
+            (Completing::Pass, Err(Refused::Failed(_))) => current.add = None,
+        }
+    }
+
+    fn total(&mut self, pod: &mut Pod, elapsed: std::time::Duration) {
+        pod.timed("total", elapsed);
+        self.emit(Effect::Timed {
+            stage: "total",
+            elapsed,
+        });
+    }
+}

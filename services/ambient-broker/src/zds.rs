@@ -1,0 +1,414 @@
+//! ZDS: hands netns to ztunnel over `SOCK_SEQPACKET`, wire-compatible with Istio's node agent.
+//!
+//! Answers carry no id and come in order, so everything said on a connection goes through its own task, which
+//! alone knows what is unanswered. Bookkeeping is keyed by connection, never by order of arrival. The set of
+//! workloads that a new connection's snapshot needs is kept here, behind a lock that is never held across I/O.
+//!
+//! Sends nothing but what [`crate::reconcile`] decides; reports what became of it as events.
+
+mod connection;
+mod message;
+mod queue;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use sluice_proto::id::PodUid;
+use sluice_proto::paths::DEADLINES;
+use sluice_proto::transport::seqpacket::{SeqpacketConnection, SeqpacketListener};
+use sluice_proto::transport::uds::{BindError, PeerPolicy};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+pub use connection::Phase;
+pub use message::InvalidPacket;
+
+use crate::reconcile::Event;
+use crate::reconcile::event::{ConnectionId, Epoch, WorkloadInfo};
+
+/// More connections at a time than any node has ztunnels.
+const MAX_CONNECTIONS: usize = 64;
+/// A peer that is refused again and again is logged once in this time.
+const LOG_PAUSE: Duration = Duration::from_mins(1);
+
+/// How the server behaves.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Where the socket is.
+    pub socket: PathBuf,
+    /// Its mode.
+    pub mode: u32,
+    /// Its group.
+    pub group: Option<u32>,
+    /// Who may connect.
+    pub peers: PeerPolicy,
+    /// Snapshot messages in flight; 1: strictly one after the other.
+    pub window: usize,
+    /// One message, from when it is the oldest unanswered.
+    pub deadline: Duration,
+}
+
+impl Options {
+    /// The usual behaviour on `socket` for peers with these uids.
+    pub fn new(socket: PathBuf, uids: Vec<u32>) -> Self {
+        Self {
+            socket,
+            mode: 0o660,
+            group: None,
+            peers: PeerPolicy::uids(uids),
+            window: 32,
+            deadline: DEADLINES.zds,
+        }
+    }
+}
+
+/// A workload to hand over.
+#[derive(Debug, Clone)]
+pub struct Workload {
+    /// The pod's UID.
+    pub uid: PodUid,
+    /// Which attempt.
+    pub epoch: Epoch,
+    /// What ztunnel is told of it.
+    pub info: WorkloadInfo,
+    /// Its netns.
+    pub netns: Arc<OwnedFd>,
+}
+
+/// What is known of a connection, for people.
+#[derive(Debug, Clone)]
+pub struct ConnectionStatus {
+    /// Which.
+    pub id: ConnectionId,
+    /// How far it is.
+    pub phase: Phase,
+    /// Workloads it has acknowledged.
+    pub acked: usize,
+    /// Messages that wait to be sent or answered.
+    pub pending: usize,
+    /// How long the oldest of them waits.
+    pub oldest: Option<Duration>,
+    /// The peer's uid.
+    pub peer_uid: u32,
+    /// The peer's pid; 0 if it is not visible.
+    pub peer_pid: i32,
+    /// Unix time in milliseconds.
+    pub connected_unix_ms: u64,
+}
+
+/// Counters of the server's life.
+#[derive(Debug, Clone, Default)]
+pub struct ServerStatus {
+    /// Live connections, oldest first.
+    pub connections: Vec<ConnectionStatus>,
+    /// Connections ever accepted from a peer that may.
+    pub ever_connected: u64,
+    /// Peers refused by uid.
+    pub refused_peers: u64,
+    /// Connections closed for an unknown version, a surplus or undecodable answer, or an expired deadline.
+    pub protocol_errors: u64,
+    /// The last version other than ours that a peer spoke.
+    pub unknown_version: Option<i32>,
+    /// How long the socket has been there.
+    pub listening: Duration,
+}
+
+/// What a connection's task is told.
+#[derive(Debug)]
+enum Command {
+    /// Send this; `snapshot_only`: unless the snapshot has been ended.
+    Offer { workload: Workload, snapshot_only: bool },
+    /// The pod left. The guard reports once everyone has dropped it.
+    Withdraw { uid: PodUid, guard: Arc<WithdrawGuard> },
+    /// Snapshots may be ended.
+    Open,
+}
+
+/// Reports the end of a withdrawal when the last connection is through with it, or gone.
+#[derive(Debug)]
+struct WithdrawGuard {
+    uid: PodUid,
+    epoch: Epoch,
+    events: mpsc::UnboundedSender<Event>,
+}
+
+impl Drop for WithdrawGuard {
+    fn drop(&mut self) {
+        let _ = self.events.send(Event::ZdsWithdrawn {
+            pod: self.uid.clone(),
+            epoch: self.epoch,
+        });
+    }
+}
+
+/// What the server keeps of a connection.
+#[derive(Debug)]
+struct Member {
+    commands: mpsc::UnboundedSender<Command>,
+    /// It has said hello. Before that it is told nothing, so that a silent peer delays no withdrawal.
+    greeted: bool,
+    progress: Arc<Mutex<connection::Progress>>,
+    peer_uid: u32,
+    peer_pid: i32,
+    connected_unix_ms: u64,
+}
+
+#[derive(Debug, Default)]
+struct Hub {
+    open: bool,
+    workloads: HashMap<PodUid, Workload>,
+    members: BTreeMap<ConnectionId, Member>,
+    logged: HashMap<(u32, &'static str), Instant>,
+    unknown_version: Option<i32>,
+}
+
+impl Hub {
+    fn greeted(&self) -> impl Iterator<Item = &Member> {
+        self.members.values().filter(|member| member.greeted)
+    }
+}
+
+/// The server; clones share it.
+#[derive(Debug, Clone)]
+pub struct Zds {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    options: Options,
+    events: mpsc::UnboundedSender<Event>,
+    hub: Mutex<Hub>,
+    ids: AtomicU64,
+    ever_connected: AtomicU64,
+    refused_peers: AtomicU64,
+    protocol_errors: AtomicU64,
+    started: Instant,
+}
+
+impl Zds {
+    /// A server that reports to `events`; nothing listens yet.
+    pub fn new(options: Options, events: mpsc::UnboundedSender<Event>) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                options,
+                events,
+                hub: Mutex::default(),
+                ids: AtomicU64::new(1),
+                ever_connected: AtomicU64::new(0),
+                refused_peers: AtomicU64::new(0),
+                protocol_errors: AtomicU64::new(0),
+                started: Instant::now(),
+            }),
+        }
+    }
+
+    /// Makes the socket. Call it inside a tokio runtime.
+    pub fn bind(&self) -> Result<SeqpacketListener, BindError> {
+        let options = &self.shared.options;
+        SeqpacketListener::bind(&options.socket, options.mode, options.group)
+    }
+
+    /// Serves until `stop` is cancelled. Each connection has a task of its own.
+    pub async fn serve(self, listener: SeqpacketListener, stop: CancellationToken) {
+        loop {
+            let accepted = tokio::select! {
+                () = stop.cancelled() => return,
+                accepted = listener.accept() => accepted,
+            };
+            match accepted {
+                Ok(socket) => self.admit(socket, &stop),
+                Err(error) => {
+                    // Out of descriptors: the listener stays ready, so without a pause this would spin.
+                    tracing::warn!(%error, "cannot accept a ztunnel connection");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+
+    fn admit(&self, socket: SeqpacketConnection, stop: &CancellationToken) {
+        let peer = socket.peer();
+        if let Err(refused) = self.shared.options.peers.check(peer) {
+            self.shared.refused_peers.fetch_add(1, Ordering::Relaxed);
+            if self.worth_logging(peer.uid, "refused") {
+                tracing::warn!(peer_uid = peer.uid, peer_pid = peer.pid, error = %refused, "ztunnel peer refused");
+            }
+            return;
+        }
+        if self.hub().members.len() >= MAX_CONNECTIONS {
+            self.shared.refused_peers.fetch_add(1, Ordering::Relaxed);
+            if self.worth_logging(peer.uid, "too many") {
+                tracing::warn!(peer_uid = peer.uid, limit = MAX_CONNECTIONS, "too many ztunnel connections");
+            }
+            return;
+        }
+        self.shared.ever_connected.fetch_add(1, Ordering::Relaxed);
+        let id = ConnectionId(self.shared.ids.fetch_add(1, Ordering::Relaxed));
+        let (commands, inbox) = mpsc::unbounded_channel();
+        let progress = Arc::new(Mutex::new(connection::Progress::default()));
+        self.hub().members.insert(
+            id,
+            Member {
+                commands,
+                greeted: false,
+                progress: progress.clone(),
+                peer_uid: peer.uid,
+                peer_pid: peer.pid,
+                connected_unix_ms: unix_ms(),
+            },
+        );
+        let server = self.clone();
+        let stop = stop.clone();
+        tokio::spawn(async move {
+            let mut connection = connection::Connection::new(id, socket, inbox, progress, &server);
+            let ended = tokio::select! {
+                ended = connection.run(&server) => Some(ended),
+                () = stop.cancelled() => None,
+            };
+            // First out of the list, then the report: whoever hears of it finds it gone.
+            server.hub().members.remove(&id);
+            if let Some(Err(error)) = ended {
+                server.ended(id, peer.uid, &error);
+            }
+            drop(connection);
+            let _ = server.shared.events.send(Event::ZdsClosed(id));
+        });
+    }
+
+    fn ended(&self, id: ConnectionId, uid: u32, error: &connection::ConnectionError) {
+        if error.is_protocol() {
+            self.shared.protocol_errors.fetch_add(1, Ordering::Relaxed);
+        }
+        if let connection::ConnectionError::Version(version) = error {
+            self.hub().unknown_version = Some(*version);
+        }
+        let error = sluice_runtime::telemetry::chain(error);
+        if self.worth_logging(uid, "ended") {
+            tracing::warn!(connection = id.0, peer_uid = uid, error, "ztunnel connection closed");
+        } else {
+            tracing::debug!(connection = id.0, peer_uid = uid, error, "ztunnel connection closed");
+        }
+    }
+
+    /// From now on snapshots may be ended.
+    pub fn open(&self) {
+        let mut hub = self.hub();
+        hub.open = true;
+        for member in hub.greeted() {
+            let _ = member.commands.send(Command::Open);
+        }
+    }
+
+    /// Puts a workload into snapshots to come and those being sent; sends it on the ready connection `to`.
+    pub fn offer(&self, workload: Workload, to: Option<ConnectionId>) {
+        let mut hub = self.hub();
+        for (id, member) in hub.members.iter().filter(|(_, member)| member.greeted) {
+            let _ = member.commands.send(Command::Offer {
+                workload: workload.clone(),
+                snapshot_only: Some(*id) != to,
+            });
+        }
+        hub.workloads.insert(workload.uid.clone(), workload);
+    }
+
+    /// Takes a workload out of snapshots and tells every connection; [`Event::ZdsWithdrawn`] follows.
+    pub fn withdraw(&self, uid: PodUid, epoch: Epoch) {
+        let guard = Arc::new(WithdrawGuard {
+            uid: uid.clone(),
+            epoch,
+            events: self.shared.events.clone(),
+        });
+        let mut hub = self.hub();
+        hub.workloads.remove(&uid);
+        for member in hub.greeted() {
+            let _ = member.commands.send(Command::Withdraw {
+                uid: uid.clone(),
+                guard: guard.clone(),
+            });
+        }
+    }
+
+    /// How things stand.
+    pub fn status(&self) -> ServerStatus {
+        let hub = self.hub();
+        let connections = hub
+            .members
+            .iter()
+            .map(|(id, member)| {
+                let progress = lock(&member.progress);
+                ConnectionStatus {
+                    id: *id,
+                    phase: progress.phase,
+                    acked: progress.acked,
+                    pending: progress.pending,
+                    oldest: progress.oldest.map(|since| since.elapsed()),
+                    peer_uid: member.peer_uid,
+                    peer_pid: member.peer_pid,
+                    connected_unix_ms: member.connected_unix_ms,
+                }
+            })
+            .collect();
+        ServerStatus {
+            connections,
+            ever_connected: self.shared.ever_connected.load(Ordering::Relaxed),
+            refused_peers: self.shared.refused_peers.load(Ordering::Relaxed),
+            protocol_errors: self.shared.protocol_errors.load(Ordering::Relaxed),
+            unknown_version: hub.unknown_version,
+            listening: self.shared.started.elapsed(),
+        }
+    }
+
+    /// How the server behaves.
+    pub fn options(&self) -> &Options {
+        &self.shared.options
+    }
+
+    /// What the snapshot of a connection that has just said hello consists of, and whether it may be ended. Every
+    /// change from now on is told to it.
+    fn snapshot(&self, id: ConnectionId) -> (Vec<Workload>, bool) {
+        let mut hub = self.hub();
+        if let Some(member) = hub.members.get_mut(&id) {
+            member.greeted = true;
+        }
+        (hub.workloads.values().cloned().collect(), hub.open)
+    }
+
+    fn report(&self, event: Event) {
+        let _ = self.shared.events.send(event);
+    }
+
+    fn worth_logging(&self, uid: u32, what: &'static str) -> bool {
+        let mut hub = self.hub();
+        let now = Instant::now();
+        let last = hub.logged.get(&(uid, what)).copied();
+        if last.is_some_and(|at| now - at < LOG_PAUSE) {
+            return false;
+        }
+        if hub.logged.len() >= 1024 {
+            hub.logged.clear();
+        }
+        hub.logged.insert((uid, what), now);
+        true
+    }
+
+    fn hub(&self) -> MutexGuard<'_, Hub> {
+        lock(&self.shared.hub)
+    }
+}
+
+/// A panic while the lock was held left nothing half-done that matters: every critical section is one step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
