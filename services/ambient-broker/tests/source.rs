@@ -111,10 +111,10 @@ async fn all_that_exists_is_told_before_synced_and_changes_after() {
         ]
     );
 
-    put(fixture.dir.path(), "a.yaml", &pod("a", "y"));
-    assert_eq!(fixture.next().await, "pod shop/a [\"y\"]");
-    put(fixture.dir.path(), "ns.yaml", &namespace("shop", "y"));
-    assert_eq!(fixture.next().await, "namespace shop [\"y\"]");
+    put(fixture.dir.path(), "a.yaml", &pod("a", "w"));
+    assert_eq!(fixture.next().await, "pod shop/a [\"w\"]");
+    put(fixture.dir.path(), "ns.yaml", &namespace("shop", "w"));
+    assert_eq!(fixture.next().await, "namespace shop [\"w\"]");
     fs::remove_file(fixture.path("b.yaml")).unwrap();
     assert_eq!(fixture.next().await, "pod shop/b deleted");
     fs::remove_file(fixture.path("ns.yaml")).unwrap();
@@ -168,11 +168,11 @@ async fn a_file_being_written_is_read_when_its_writer_closes_it() {
     // Another file's change does not make it be read either.
     put(fixture.dir.path(), "b.yaml", &pod("b", "x"));
     assert_eq!(fixture.next().await, "pod shop/b [\"x\"]");
-    file.write_all(b"  labels: {l: y}\n").unwrap();
+    file.write_all(b"  labels: {l: w}\n").unwrap();
     fixture.quiet().await;
     let closed = Instant::now();
     drop(file);
-    assert_eq!(fixture.next().await, "pod shop/a [\"y\"]");
+    assert_eq!(fixture.next().await, "pod shop/a [\"w\"]");
     assert!(closed.elapsed() < Duration::from_millis(200));
 }
 
@@ -186,7 +186,7 @@ async fn a_bad_manifest_is_reported_and_changes_nothing() {
     put(
         fixture.dir.path(),
         "a.yaml",
-        &format!("{}spec: {{hostNetwork: 5}}\n", pod("a", "y")),
+        &format!("{}spec: {{hostNetwork: 5}}\n", pod("a", "w")),
     );
     let event = fixture.next().await;
     assert!(
@@ -253,12 +253,12 @@ async fn what_editors_leave_beside_a_file_is_ignored() {
     fixture.quiet().await;
     // The way vim writes: the old file moves away, the new one is created under its name.
     fs::rename(fixture.path("a.yaml"), fixture.path("a.yaml~")).unwrap();
-    fs::write(fixture.path("a.yaml"), pod("a", "y")).unwrap();
+    fs::write(fixture.path("a.yaml"), pod("a", "w")).unwrap();
     let mut event = fixture.next().await;
     if event == "pod shop/a deleted" {
         event = fixture.next().await;
     }
-    assert_eq!(event, "pod shop/a [\"y\"]");
+    assert_eq!(event, "pod shop/a [\"w\"]");
 }
 
 #[tokio::test]
@@ -281,9 +281,9 @@ async fn a_mounted_volumes_files_change_when_its_link_is_replaced() {
     };
     assert_eq!(fixture.next().await, "pod shop/a [\"x\"]");
     assert_eq!(fixture.next().await, "synced");
-    version("..2", "y");
+    version("..2", "w");
     let started = Instant::now();
-    assert_eq!(fixture.next().await, "pod shop/a [\"y\"]");
+    assert_eq!(fixture.next().await, "pod shop/a [\"w\"]");
     assert!(
         started.elapsed() < Duration::from_secs(1),
         "{:?}",
@@ -352,10 +352,10 @@ async fn polling_reads_a_file_once_it_no_longer_changes() {
     let text = pod("a", "x");
     let (mut fixture, _) = Fixture::with(WatchMode::Poll, &[("a.yaml", &text)]).await;
     let started = Instant::now();
-    put(fixture.dir.path(), "a.yaml", &pod("a", "y"));
-    put(fixture.dir.path(), "b.yaml", &pod("b", "y"));
-    assert_eq!(fixture.next().await, "pod shop/a [\"y\"]");
-    assert_eq!(fixture.next().await, "pod shop/b [\"y\"]");
+    put(fixture.dir.path(), "a.yaml", &pod("a", "w"));
+    put(fixture.dir.path(), "b.yaml", &pod("b", "w"));
+    assert_eq!(fixture.next().await, "pod shop/a [\"w\"]");
+    assert_eq!(fixture.next().await, "pod shop/b [\"w\"]");
     assert!(
         started.elapsed() < Duration::from_secs(2),
         "{:?}",

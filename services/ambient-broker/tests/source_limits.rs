@@ -59,11 +59,11 @@ async fn without_inotify_it_polls_says_so_and_recovers() {
     assert_eq!(next().await, SourceEvent::Synced);
 
     let started = Instant::now();
-    put("y");
+    put("w");
     let SourceEvent::PodApplied(pod) = next().await else {
         panic!("no pod told")
     };
-    assert_eq!(pod.labels["l"], "y");
+    assert_eq!(pod.labels["l"], "w");
     assert!(
         started.elapsed() <= Duration::from_secs(2),
         "{:?}",

@@ -52,6 +52,8 @@ struct File {
 pub(super) struct Scope<'a> {
     /// Read these even if they look unchanged: a write within the clock's resolution leaves no trace in a stamp.
     pub(super) touched: Option<&'a BTreeSet<OsString>>,
+    /// Look at no others than these.
+    pub(super) only_touched: bool,
     /// Read a changed file only when it looks the same in two scans: nobody tells when a write is complete.
     pub(super) settle: bool,
     /// Read at least what was never read before.
@@ -96,20 +98,23 @@ impl Files {
     }
 
     fn try_scan(&mut self, scope: &Scope<'_>) -> io::Result<()> {
-        let mut names = BTreeSet::new();
-        for entry in std::fs::read_dir(&self.directory)? {
-            let name = entry?.file_name();
-            if is_manifest_name(&name) {
-                names.insert(name);
+        let names = match scope.touched {
+            Some(touched) if scope.only_touched => touched.clone(),
+            _ => {
+                let listed = list(&self.directory)?;
+                self.by_name.retain(|name, _| listed.contains(name));
+                listed
             }
-        }
-        let gone = |name: &OsString| !names.contains(name);
-        self.by_name.retain(|name, _| !gone(name));
+        };
         for name in names {
             if self.busy.contains(&name) {
                 continue;
             }
             let path = self.directory.join(&name);
+            if scope.only_touched && std::fs::symlink_metadata(&path).is_err() {
+                self.by_name.remove(&name);
+                continue;
+            }
             let touched = scope.touched.is_some_and(|touched| touched.contains(&name));
             let file = self.by_name.entry(name).or_default();
             let settle = scope.settle && !(scope.eager && file.stamp.is_none());
@@ -201,6 +206,15 @@ impl File {
             message,
         }];
     }
+}
+
+fn list(directory: &Path) -> io::Result<BTreeSet<OsString>> {
+    let names = std::fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.file_name()));
+    Ok(names
+        .collect::<io::Result<Vec<_>>>()?
+        .into_iter()
+        .filter(|name| is_manifest_name(name))
+        .collect())
 }
 
 /// `*.yaml`, `*.yml` and `*.json`, not hidden: what editors and volume mounts leave beside a file has other names.

@@ -64,6 +64,8 @@ pub(super) struct Watch {
     busy: BTreeMap<OsString, Instant>,
     /// Files to read at the next scan.
     touched: BTreeSet<OsString>,
+    /// What happened cannot be put down to single files: look at all.
+    look_at_all: bool,
     told: View,
     synced: bool,
 }
@@ -90,6 +92,7 @@ impl Watch {
             degraded: None,
             busy: BTreeMap::new(),
             touched: BTreeSet::new(),
+            look_at_all: true,
             told: View::default(),
             synced: false,
         }
@@ -152,6 +155,7 @@ impl Watch {
             }
             if self.rescan_at <= now {
                 self.check_directory();
+                self.look_at_all = true;
                 return Ok(true);
             }
         }
@@ -168,6 +172,7 @@ impl Watch {
         };
         if event.need_rescan() {
             self.busy.clear();
+            self.look_at_all = true;
             return true;
         }
         let directory = lock(&self.files).directory().to_owned();
@@ -182,23 +187,22 @@ impl Watch {
                     changed = true;
                 }
             } else if let Some(name) = path.file_name() {
-                changed |= self.note_file(name.to_owned(), event.kind, path);
+                changed |= self.note_file(name.to_owned(), event.kind);
             }
         }
         changed
     }
 
-    fn note_file(&mut self, name: OsString, kind: EventKind, path: &Path) -> bool {
+    fn note_file(&mut self, name: OsString, kind: EventKind) -> bool {
         if !is_manifest_name(&name) {
             // A volume's files are links through a hidden directory link, which is what gets replaced.
             let replaced = matches!(
                 kind,
                 EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::To | RenameMode::Both))
             );
-            return replaced
-                && path
-                    .file_name()
-                    .is_some_and(|name| name.as_encoded_bytes().starts_with(b".."));
+            let replaced = replaced && name.as_encoded_bytes().starts_with(b"..");
+            self.look_at_all |= replaced;
+            return replaced;
         }
         match kind {
             EventKind::Create(CreateKind::Folder) | EventKind::Access(AccessKind::Open(_)) => false,
@@ -211,15 +215,16 @@ impl Watch {
                 false
             }
             // Attributes change in the middle of a write as well.
-            EventKind::Modify(ModifyKind::Metadata(_)) => !self.busy.contains_key(&name),
-            EventKind::Access(AccessKind::Close(AccessMode::Write))
-            | EventKind::Modify(ModifyKind::Name(_)) => {
-                self.busy.remove(&name);
+            EventKind::Modify(ModifyKind::Metadata(_)) if self.busy.contains_key(&name) => false,
+            EventKind::Modify(ModifyKind::Metadata(_)) => {
                 self.touched.insert(name);
                 true
             }
-            EventKind::Remove(_) => {
+            EventKind::Access(AccessKind::Close(AccessMode::Write))
+            | EventKind::Modify(ModifyKind::Name(_))
+            | EventKind::Remove(_) => {
                 self.busy.remove(&name);
+                self.touched.insert(name);
                 true
             }
             _ => false,
@@ -229,11 +234,13 @@ impl Watch {
     /// Reads what is to be read and tells what came of it.
     fn scan(&mut self, settle: bool) -> Result<(), Stopped> {
         let touched = std::mem::take(&mut self.touched);
+        let look_at_all = std::mem::take(&mut self.look_at_all);
         let (view, readable) = {
             let mut files = lock(&self.files);
             files.set_busy(self.busy.keys().cloned().collect());
             let scanned = files.scan(&Scope {
                 touched: Some(&touched),
+                only_touched: !look_at_all,
                 settle,
                 eager: false,
             });
@@ -243,7 +250,9 @@ impl Watch {
             }
             (view, scanned.is_ok())
         };
-        self.rescan_at = Instant::now() + if self.watcher.is_some() { RESCAN } else { POLL };
+        if look_at_all {
+            self.rescan_at = Instant::now() + if self.watcher.is_some() { RESCAN } else { POLL };
+        }
         let mut events = self.told.changes(&view);
         self.told = view;
         // Before the directory could be read once, "nothing exists" would be a guess that takes pods out of the mesh.
@@ -282,6 +291,7 @@ impl Watch {
         match watcher {
             Ok(watcher) => {
                 self.watcher = Some(watcher);
+                self.look_at_all = true;
                 self.watched = identity(&directory);
                 self.degraded = None;
             }
@@ -292,6 +302,7 @@ impl Watch {
     fn lose_watch(&mut self, why: &str) {
         self.watcher = None;
         self.watched = None;
+        self.look_at_all = true;
         // Nobody will tell when these are closed.
         self.busy.clear();
         let message = format!(
