@@ -34,12 +34,13 @@ pub(crate) fn del(args: &AttachmentArgs, input: &[u8], deadline: Deadline) -> Re
     let Err(error) = ask(run_dir, &attachment, deadline) else {
         return Ok(Answer::Nothing);
     };
+    let nobody_listened = matches!(error, ExecutorError::Connect { .. });
     let error = chain(&error);
     let container_id = args.container_id.as_str();
     match leave_tombstone(run_dir, &attachment) {
         Ok(true) => {
-            // An executor that has read its tombstones in the meantime must still hear of this one.
-            if ask(run_dir, &attachment, deadline).is_ok() {
+            // An executor that came up and read its tombstones in the meantime must still hear of this one.
+            if nobody_listened && ask(run_dir, &attachment, deadline).is_ok() {
                 let _ = Tombstone::remove(&run_dir.tombstones(), &attachment);
             } else {
                 let fields = [("container_id", container_id), ("error", error.as_str())];

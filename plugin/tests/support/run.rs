@@ -76,10 +76,12 @@ impl Run {
         reason = "a test executes the plugin as a runtime does"
     )]
     pub(crate) fn go(&self) -> Done {
-        let mut script = String::from("exec \"$0\"");
-        for descriptor in self.closed {
-            script.push_str(&format!(" {descriptor}>&-"));
-        }
+        let closed: Vec<_> = self
+            .closed
+            .iter()
+            .map(|descriptor| format!("{descriptor}>&-"))
+            .collect();
+        let script = format!("exec \"$0\" {}", closed.join(" "));
         let started = Instant::now();
         let mut child = if self.closed.is_empty() {
             Command::new(env!("CARGO_BIN_EXE_sluice-cni"))
