@@ -1,1 +1,37 @@
-fn main() {}
+//! `netns-executor`: programs redirection rules in pod network namespaces, with CAP_NET_ADMIN and nothing else.
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+use caps::Capability;
+use sluice_netns_executor::config::{Arguments, Command, Config};
+use sluice_netns_executor::start;
+use sluice_runtime::{limits, privileges, seccomp, telemetry};
+
+/// Every system call that a serving executor makes.
+const SECCOMP: &str = include_str!("../seccomp/netns-executor.json");
+
+fn main() -> ExitCode {
+    let arguments = Arguments::read();
+    telemetry::init("netns-executor");
+    let outcome = match arguments.command {
+        Some(Command::Healthcheck) => start::healthcheck(&Config::from(&arguments).run),
+        None => serve(Config::from(&arguments)),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!(error = format!("{error:#}"), "cannot go on");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(config: Config) -> anyhow::Result<()> {
+    let descriptors = limits::raise_open_files().context("cannot raise the open-files limit")?;
+    tracing::info!(descriptors, "open-files limit");
+    start::make_directories(&config)?;
+    privileges::drop_to(&[Capability::CAP_NET_ADMIN]).context("cannot drop privileges")?;
+    seccomp::install(SECCOMP).context("cannot install the seccomp filter")?;
+    start::run(config)
+}

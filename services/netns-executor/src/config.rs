@@ -1,0 +1,116 @@
+//! Command line and environment, validated before anything else happens.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use sluice_proto::paths::{BROKER_UID, DEADLINES, RUN_DIR, RunDir};
+use sluice_proto::transport::uds::PeerPolicy;
+
+use crate::node::Settings;
+use crate::server::Peers;
+
+/// Programs redirection rules in pod network namespaces.
+#[derive(Debug, Parser)]
+#[command(name = "netns-executor", version)]
+pub struct Arguments {
+    /// Directory of all sockets.
+    #[arg(long, env = "SLUICE_RUN_DIR", default_value = RUN_DIR)]
+    run_dir: PathBuf,
+    /// Directory of the sandbox table; default: state below the run directory.
+    #[arg(long, env = "SLUICE_STATE_DIR")]
+    state_dir: Option<PathBuf>,
+    /// uid of the broker; it and root may use the broker's sockets.
+    #[arg(long, env = "SLUICE_BROKER_UID", default_value_t = BROKER_UID)]
+    broker_uid: u32,
+    /// Group of the broker's sockets.
+    #[arg(long, env = "SLUICE_BROKER_GID", default_value_t = BROKER_UID)]
+    broker_gid: u32,
+    /// uid that may use the plugin's socket, repeatable.
+    #[arg(long = "plugin-uid", env = "SLUICE_PLUGIN_UID", value_delimiter = ',', default_values_t = [0])]
+    plugin_uids: Vec<u32>,
+    /// uid that may use the opener's socket, repeatable.
+    #[arg(long = "opener-uid", env = "SLUICE_OPENER_UID", value_delimiter = ',', default_values_t = [0])]
+    opener_uids: Vec<u32>,
+    /// Milliseconds between two looks at each pod's generation id.
+    #[arg(long, env = "SLUICE_DRIFT_INTERVAL_MS", default_value_t = 5_000, value_parser = clap::value_parser!(u64).range(100..=600_000))]
+    drift_interval_ms: u64,
+    /// Milliseconds between two full comparisons of each pod.
+    #[arg(long, env = "SLUICE_FULL_DRIFT_INTERVAL_MS", default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(100..=3_600_000))]
+    full_drift_interval_ms: u64,
+    /// Milliseconds between two attempts to reach lost namespaces.
+    #[arg(long, env = "SLUICE_RECOVERY_INTERVAL_MS", default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(100..=600_000))]
+    recovery_interval_ms: u64,
+    /// What to do; serve if nothing is named.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// Other things than serving.
+#[derive(Debug, Clone, Copy, Subcommand)]
+pub enum Command {
+    /// Ask the running executor whether it works; exit status 0 if so.
+    Healthcheck,
+}
+
+/// Everything that a running executor needs to know.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where the sockets are.
+    pub run: RunDir,
+    /// Who may connect.
+    pub peers: Peers,
+    /// The rest.
+    pub settings: Settings,
+}
+
+impl From<&Arguments> for Config {
+    fn from(arguments: &Arguments) -> Self {
+        let run = RunDir::new(&arguments.run_dir);
+        let state = arguments.state_dir.clone().unwrap_or_else(|| arguments.run_dir.join("state"));
+        Self {
+            peers: Peers {
+                plugin: PeerPolicy::uids(arguments.plugin_uids.clone()),
+                broker: PeerPolicy::uids([0, arguments.broker_uid]),
+                opener: PeerPolicy::uids(arguments.opener_uids.clone()),
+                broker_gid: arguments.broker_gid,
+            },
+            settings: Settings {
+                state,
+                tombstones: run.tombstones(),
+                deadlines: DEADLINES,
+                drift: Duration::from_millis(arguments.drift_interval_ms),
+                full_drift: Duration::from_millis(arguments.full_drift_interval_ms),
+                recovery: Duration::from_millis(arguments.recovery_interval_ms),
+            },
+            run,
+        }
+    }
+}
+
+impl Arguments {
+    /// Reads the command line; ends the process with a message if it is wrong.
+    pub fn read() -> Self {
+        Self::parse()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_the_contract() {
+        let config = Config::from(&Arguments::try_parse_from(["netns-executor"]).unwrap());
+        assert_eq!(config.run.root(), std::path::Path::new(RUN_DIR));
+        assert_eq!(config.settings.state.join("sandboxes"), config.run.sandboxes());
+        assert_eq!(config.peers.plugin.uids, [0]);
+        assert_eq!(config.peers.broker.uids, [0, BROKER_UID]);
+    }
+
+    #[test]
+    fn a_wrong_value_names_what_is_allowed() {
+        let error = Arguments::try_parse_from(["netns-executor", "--drift-interval-ms", "5"]).unwrap_err();
+        assert!(error.to_string().contains("100..=600000"), "{error}");
+    }
+}

@@ -1,0 +1,116 @@
+//! The periodic look at everything: generation ids of all redirected namespaces in one go, a full comparison in
+//! turns, the host's rules each second, and interfaces whose sandboxes get no link notifications.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sluice_proto::pb::executor::Repaired;
+use sluice_proto::pb::executor::sandbox_event::Event;
+
+use crate::node::Node;
+use crate::pool;
+use crate::sandbox::Message;
+use crate::sandbox::registry::Handle;
+
+/// The host's generation id and polled interfaces are looked at this often.
+pub const FAST: Duration = Duration::from_secs(1);
+
+/// Looks at the pods for ever.
+pub async fn watch_pods(node: Arc<Node>) {
+    let settings = &node.settings;
+    let mut interval = tokio::time::interval(settings.drift);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    // In so many passes every sandbox is fully compared once.
+    let turns = u64::try_from(settings.full_drift.as_millis() / settings.drift.as_millis().max(1))
+        .unwrap_or(1)
+        .max(1);
+    let mut pass = 0_u64;
+    loop {
+        interval.tick().await;
+        pass += 1;
+        let (full, quick): (Vec<_>, Vec<_>) = node
+            .registry
+            .all()
+            .into_iter()
+            .filter(|handle| handle.reachable && !handle.ending && handle.slot.is_watched())
+            .partition(|handle| handle.generation.wrapping_add(pass) % turns == 0);
+        for handle in full {
+            handle.send(Message::Examine);
+        }
+        for handle in moved(quick).await {
+            handle.send(Message::Examine);
+        }
+    }
+}
+
+/// Those of `handles` whose generation id is not what it was, or cannot be read.
+async fn moved(handles: Vec<Handle>) -> Vec<Handle> {
+    let looked = pool::run("compare generation ids", move || {
+        let moved = |handle: &Handle| handle.slot.with("read generation id", |netns| netns.moved()).unwrap_or(true);
+        Ok(handles.into_iter().filter(moved).collect())
+    });
+    looked.await.unwrap_or_default()
+}
+
+/// Looks at the host's rules for ever.
+pub async fn watch_host(node: Arc<Node>) {
+    let mut interval = tokio::time::interval(FAST);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let turns = node.settings.full_drift.as_secs().max(1);
+    let mut pass = 0_u64;
+    let mut failing = false;
+    loop {
+        interval.tick().await;
+        pass += 1;
+        match node.probes.examine(pass % turns == 0).await {
+            Ok(mended) if mended.is_empty() => failing = false,
+            Ok(mended) => {
+                failing = false;
+                tell_host_repaired(&node, mended);
+            }
+            Err(failure) => {
+                if !std::mem::replace(&mut failing, true) {
+                    tracing::error!(error = %failure, "host rules are not right and cannot be repaired");
+                }
+            }
+        }
+    }
+}
+
+/// The host's rules were mended.
+pub fn tell_host_repaired(node: &Node, differences: Vec<String>) {
+    tracing::warn!(target: "audit", ?differences, "host rules repaired");
+    node.metrics.repaired_host();
+    node.hub.tell(Event::Repaired(Repaired {
+        attachment: None,
+        differences,
+    }));
+}
+
+/// Polls the interfaces of sandboxes without link notifications.
+pub async fn watch_interfaces(node: Arc<Node>) {
+    let mut interval = tokio::time::interval(FAST);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        interval.tick().await;
+        let polled: Vec<_> = node
+            .registry
+            .all()
+            .into_iter()
+            .filter(|handle| handle.reachable && !handle.ending && handle.slot.polls_links())
+            .collect();
+        if polled.is_empty() {
+            continue;
+        }
+        let looked = pool::run("poll interfaces", move || {
+            let gone = |handle: &Handle| {
+                let name = &handle.attachment.ifname;
+                handle.slot.with("look for interface", |netns| netns.has_interface(name)).is_ok_and(|there| !there)
+            };
+            Ok(polled.into_iter().filter(gone).collect::<Vec<_>>())
+        });
+        for handle in looked.await.unwrap_or_default() {
+            handle.send(Message::LookForInterface);
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! What watchers see: a view of every sandbox, and a bounded queue a watcher.
+//!
+//! A snapshot is taken and a watcher registered under one lock, so that no change falls between the two. Nobody
+//! waits for a watcher: one whose queue is full is cut off and lists again.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use sluice_proto::id::Attachment;
+use sluice_proto::pb::executor::sandbox_event::Event;
+use sluice_proto::pb::executor::{Heartbeat, Sandbox, SandboxEvent, SnapshotDone};
+use tokio::sync::{mpsc, watch};
+use tonic::Status;
+
+/// Changes that a watcher may be behind.
+pub const QUEUE: usize = 2048;
+/// A watcher hears something at least this often.
+pub const HEARTBEAT: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+struct Watcher {
+    queue: mpsc::Sender<SandboxEvent>,
+    overflowed: Arc<AtomicBool>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    views: BTreeMap<Attachment, Sandbox>,
+    watchers: Vec<Watcher>,
+}
+
+/// The views and the watchers.
+#[derive(Debug)]
+pub struct Hub {
+    state: Mutex<State>,
+    watching: watch::Sender<usize>,
+}
+
+impl Default for Hub {
+    fn default() -> Self {
+        Self {
+            state: Mutex::default(),
+            watching: watch::Sender::new(0),
+        }
+    }
+}
+
+impl Hub {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Each holder leaves the state whole at every point where it could panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new watcher: first the snapshot, then every change.
+    pub fn subscribe(self: &Arc<Self>) -> Subscription {
+        let (queue, changes) = mpsc::channel(QUEUE);
+        let overflowed = Arc::new(AtomicBool::new(false));
+        let mut state = self.lock();
+        let mut snapshot: Vec<_> = state.views.values().cloned().map(Event::Present).collect();
+        snapshot.push(Event::SnapshotDone(SnapshotDone {}));
+        // Whoever waits in an ADD is announced again, after the snapshot.
+        snapshot.extend(state.views.values().filter(|view| view.pending).cloned().map(Event::Pending));
+        state.watchers.push(Watcher {
+            queue,
+            overflowed: Arc::clone(&overflowed),
+        });
+        self.watching.send_modify(|count| *count += 1);
+        Subscription {
+            snapshot: snapshot.into_iter(),
+            changes,
+            overflowed,
+            hub: Arc::clone(self),
+        }
+    }
+
+    /// How many watch now; changes wake the receiver.
+    pub fn watching(&self) -> watch::Receiver<usize> {
+        self.watching.subscribe()
+    }
+
+    /// Whether anybody watches.
+    pub fn is_watched(&self) -> bool {
+        *self.watching.borrow() > 0
+    }
+
+    /// The view of a sandbox.
+    pub fn view(&self, attachment: &Attachment) -> Option<Sandbox> {
+        self.lock().views.get(attachment).cloned()
+    }
+
+    /// How many sandboxes there are.
+    pub fn sandboxes(&self) -> usize {
+        self.lock().views.len()
+    }
+
+    /// Changes a view without telling anybody.
+    pub fn record(&self, attachment: &Attachment, view: Sandbox) {
+        self.lock().views.insert(attachment.clone(), view);
+    }
+
+    /// Changes a view and tells every watcher.
+    pub fn publish(&self, attachment: &Attachment, view: Sandbox, event: fn(Sandbox) -> Event) {
+        let mut state = self.lock();
+        state.views.insert(attachment.clone(), view.clone());
+        state.send(&event(view));
+    }
+
+    /// Removes the view of a sandbox's generation and tells every watcher.
+    pub fn gone(&self, attachment: &Attachment, generation: u64, event: Event) {
+        let mut state = self.lock();
+        if state.views.get(attachment).is_some_and(|view| view.generation == generation) {
+            state.views.remove(attachment);
+        }
+        state.send(&event);
+    }
+
+    /// Tells every watcher something that changes no view.
+    pub fn tell(&self, event: Event) {
+        self.lock().send(&event);
+    }
+
+    /// Sends heartbeats for ever.
+    pub async fn beat(self: Arc<Self>) {
+        let mut interval = tokio::time::interval(HEARTBEAT / 2);
+        loop {
+            interval.tick().await;
+            self.tell(Event::Heartbeat(Heartbeat {}));
+        }
+    }
+}
+
+impl State {
+    fn send(&mut self, event: &Event) {
+        self.watchers.retain(|watcher| {
+            let event = SandboxEvent {
+                event: Some(event.clone()),
+            };
+            match watcher.queue.try_send(event) {
+                Ok(()) => true,
+                Err(mpsc::error::TrySendError::Closed(_)) => false,
+                Err(mpsc::error::TrySendError::Full(_)) => {
+                    watcher.overflowed.store(true, Ordering::Release);
+                    tracing::warn!(queue = QUEUE, "watcher is too slow and was cut off");
+                    false
+                }
+            }
+        });
+    }
+}
+
+/// One watcher's stream.
+#[derive(Debug)]
+pub struct Subscription {
+    snapshot: std::vec::IntoIter<Event>,
+    changes: mpsc::Receiver<SandboxEvent>,
+    overflowed: Arc<AtomicBool>,
+    hub: Arc<Hub>,
+}
+
+impl tokio_stream::Stream for Subscription {
+    type Item = Result<SandboxEvent, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if let Some(event) = self.snapshot.next() {
+            return Poll::Ready(Some(Ok(SandboxEvent { event: Some(event) })));
+        }
+        match self.changes.poll_recv(cx) {
+            Poll::Ready(Some(event)) => Poll::Ready(Some(Ok(event))),
+            Poll::Ready(None) if self.overflowed.swap(false, Ordering::AcqRel) => {
+                let status = Status::resource_exhausted("the watcher fell behind; list again");
+                Poll::Ready(Some(Err(status)))
+            }
+            Poll::Ready(None) => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.changes.close();
+        self.hub.watching.send_modify(|count| *count -= 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio_stream::StreamExt;
+
+    fn attachment(container: &str) -> Attachment {
+        crate::table::tests::record(container).attachment
+    }
+
+    fn view(generation: u64) -> Sandbox {
+        Sandbox {
+            generation,
+            ..Sandbox::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_watcher_sees_the_snapshot_then_changes() {
+        let hub = Arc::new(Hub::default());
+        hub.record(&attachment("one"), view(1));
+        let mut watcher = hub.subscribe();
+        assert!(hub.is_watched());
+        hub.publish(&attachment("one"), view(2), Event::Changed);
+        let mut events = Vec::new();
+        for _ in 0..3 {
+            events.push(watcher.next().await.unwrap().unwrap().event.unwrap());
+        }
+        assert_eq!(
+            events,
+            [
+                Event::Present(view(1)),
+                Event::SnapshotDone(SnapshotDone {}),
+                Event::Changed(view(2))
+            ]
+        );
+        drop(watcher);
+        assert!(!hub.is_watched());
+    }
+
+    #[tokio::test]
+    async fn a_slow_watcher_is_cut_off_and_told_so() {
+        let hub = Arc::new(Hub::default());
+        let mut watcher = hub.subscribe();
+        for _ in 0..=QUEUE {
+            hub.tell(Event::Heartbeat(Heartbeat {}));
+        }
+        let mut last = None;
+        while let Some(item) = watcher.next().await {
+            last = Some(item);
+        }
+        assert_eq!(last.unwrap().unwrap_err().code(), tonic::Code::ResourceExhausted);
+    }
+}

@@ -1,0 +1,116 @@
+//! What the executor asks of the kernel, as traits: the server and the sandboxes are tested without root
+//! against [`fake::FakeKernel`], and run against [`real::RealKernel`].
+//!
+//! Every call blocks (about half a millisecond for a rule set) and therefore runs on the blocking pool.
+
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use sluice_proto::ambient::Desired;
+use sluice_proto::id::InterfaceName;
+use sluice_proto::pb::executor::Feature;
+use sluice_proto::sandbox::{Failure, NetnsIdentity};
+
+use crate::descriptors::DescriptorRefusal;
+use crate::rules::RuleSet;
+
+pub mod fake;
+mod host;
+mod links;
+pub mod real;
+
+/// What one [`Netns::apply`] did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Applied {
+    /// Identifies the rule set that is now there.
+    pub fingerprint: String,
+    /// False: the namespace was already right and was not touched.
+    pub changed: bool,
+    /// What was taken over from another agent, one line each.
+    pub taken_over: Vec<String>,
+}
+
+/// One sandbox's network namespace: its descriptor and its sockets.
+pub trait Netns: Send {
+    /// Makes the namespace match `desired` in one atomic step.
+    fn apply(&mut self, desired: &Desired) -> Result<Applied, Failure>;
+
+    /// Whether anything may have changed since the last [`Netns::apply`] or [`Netns::differences`]; cheap.
+    fn moved(&mut self) -> Result<bool, Failure>;
+
+    /// Reads everything back; one line a difference from `desired`.
+    fn differences(&mut self, desired: &Desired) -> Result<Vec<String>, Failure>;
+
+    /// Connections whose translation still leads to the proxy.
+    fn redirected_connections(&mut self) -> Result<u32, Failure>;
+
+    /// Whether an interface of this name exists.
+    fn has_interface(&mut self, name: &InterfaceName) -> Result<bool, Failure>;
+
+    /// Every address with its interface's name, loopback left out.
+    fn addresses(&mut self) -> Result<Vec<(String, IpAddr)>, Failure>;
+
+    /// Sets `lo` up; the opener's scratch namespace has it down.
+    fn raise_loopback(&mut self) -> Result<(), Failure>;
+}
+
+/// The rules that belong to `desired`, in the model's own words.
+pub fn rules_as_text(desired: &Desired) -> Vec<String> {
+    RuleSet::for_desired(desired).lines()
+}
+
+/// The host's network namespace: probe rules and probe address sets.
+pub trait HostNetns: Send {
+    /// Makes rules and address sets right; returns what was mended, one line each. Addresses that are in the sets
+    /// and not in `probes` stay.
+    fn ensure(&mut self, probes: &[IpAddr]) -> Result<Vec<String>, Failure>;
+
+    /// Whether anything may have changed since our last own change; cheap.
+    fn moved(&mut self) -> Result<bool, Failure>;
+
+    /// Adds addresses; one that is there already is not an error.
+    fn add(&mut self, addresses: &[IpAddr]) -> Result<(), Failure>;
+
+    /// Removes addresses; one that is not there is not an error.
+    fn remove(&mut self, addresses: &[IpAddr]) -> Result<(), Failure>;
+
+    /// The addresses in the sets.
+    fn members(&mut self) -> Result<Vec<IpAddr>, Failure>;
+}
+
+/// A namespace that was opened from handed-over descriptors and checked.
+pub struct Opened {
+    /// Which namespace.
+    pub identity: NetnsIdentity,
+    /// Its descriptor, for the broker.
+    pub descriptor: Arc<OwnedFd>,
+    /// A route socket that nobody else uses, for link notifications.
+    pub notifications: Option<OwnedFd>,
+    /// The rest.
+    pub netns: Box<dyn Netns>,
+}
+
+impl std::fmt::Debug for Opened {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Opened")
+            .field("identity", &self.identity)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where namespaces come from.
+pub trait Kernel: Send + Sync {
+    /// Checks handed-over descriptors and makes a namespace of them. Refused are the host's, our own, sockets of
+    /// another namespace, and anything that is not what it should be.
+    fn open(&self, descriptors: Vec<OwnedFd>) -> Result<Opened, DescriptorRefusal>;
+
+    /// Makes the host's namespace of descriptors that the opener gave, and remembers which one it is.
+    fn open_host(&self, descriptors: Vec<OwnedFd>) -> Result<Box<dyn HostNetns>, DescriptorRefusal>;
+
+    /// Proves each kernel feature in the scratch namespace of `descriptors`, or without any in our own.
+    fn preflight(&self, descriptors: Option<Vec<OwnedFd>>, ipv6: bool) -> Result<Vec<Feature>, Failure>;
+
+    /// Boot id of the running kernel.
+    fn boot_id(&self) -> &str;
+}

@@ -1,0 +1,153 @@
+//! Counters and histograms that `NodeStatus` reports.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use sluice_proto::pb::executor;
+
+/// Upper bounds of the histograms' buckets, in seconds; the last bucket has none.
+pub const BOUNDS: [f64; 12] = [
+    0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 2.0, 10.0,
+];
+
+/// Stages of one ADD.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// Connection accepted until its first call.
+    Connect,
+    /// Checking the descriptors and recording the sandbox.
+    Netns,
+    /// Until the broker's first word.
+    Classify,
+    /// Programming the namespace.
+    Rules,
+    /// From there until the broker completes: fetching the descriptor, the proxy's answer.
+    Handoff,
+    /// The host's address sets.
+    ProbeSet,
+    /// Everything inside the executor.
+    Total,
+}
+
+impl Stage {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Connect => "connect",
+            Self::Netns => "netns",
+            Self::Classify => "classify",
+            Self::Rules => "rules",
+            Self::Handoff => "handoff",
+            Self::ProbeSet => "probe-set",
+            Self::Total => "total",
+        }
+    }
+}
+
+#[derive(Debug, Default, Clone)]
+struct Histogram {
+    counts: [u64; BOUNDS.len() + 1],
+    sum: f64,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    stages: Mutex<BTreeMap<Stage, Histogram>>,
+    refused_descriptors: Mutex<BTreeMap<&'static str, u64>>,
+    refused_peers: Mutex<BTreeMap<&'static str, u64>>,
+    repaired_pods: AtomicU64,
+    repaired_host: AtomicU64,
+}
+
+impl Metrics {
+    /// A stage of an ADD took this long.
+    pub fn observe(&self, stage: Stage, took: Duration) {
+        let seconds = took.as_secs_f64();
+        let bucket = BOUNDS.iter().position(|bound| seconds <= *bound).unwrap_or(BOUNDS.len());
+        let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
+        let histogram = stages.entry(stage).or_default();
+        histogram.counts[bucket] += 1;
+        histogram.sum += seconds;
+    }
+
+    /// Descriptors were refused.
+    pub fn refused_descriptor(&self, reason: &'static str) {
+        count(&self.refused_descriptors, reason);
+    }
+
+    /// A peer was refused at a socket.
+    pub fn refused_peer(&self, socket: &'static str) {
+        count(&self.refused_peers, socket);
+    }
+
+    /// A pod's namespace was repaired.
+    pub fn repaired_pod(&self) {
+        self.repaired_pods.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The host's rules were repaired.
+    pub fn repaired_host(&self) {
+        self.repaired_host.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Writes everything into a status.
+    pub fn report(&self, status: &mut executor::NodeStatusResponse) {
+        status.repaired_pods = self.repaired_pods.load(Ordering::Relaxed);
+        status.repaired_host = self.repaired_host.load(Ordering::Relaxed);
+        status.refused_descriptors = counters(&self.refused_descriptors);
+        status.refused_peers = counters(&self.refused_peers);
+        let stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
+        status.add_seconds = stages
+            .iter()
+            .map(|(stage, histogram)| executor::Histogram {
+                label: stage.label().to_owned(),
+                bounds: BOUNDS.into_iter().chain([f64::INFINITY]).collect(),
+                counts: histogram
+                    .counts
+                    .iter()
+                    .scan(0, |sum, count| {
+                        *sum += count;
+                        Some(*sum)
+                    })
+                    .collect(),
+                sum: histogram.sum,
+            })
+            .collect();
+    }
+}
+
+fn count(counters: &Mutex<BTreeMap<&'static str, u64>>, label: &'static str) {
+    let mut counters = counters.lock().unwrap_or_else(PoisonError::into_inner);
+    *counters.entry(label).or_default() += 1;
+}
+
+fn counters(counters: &Mutex<BTreeMap<&'static str, u64>>) -> Vec<executor::Counter> {
+    let counters = counters.lock().unwrap_or_else(PoisonError::into_inner);
+    let counter = |(label, value): (&&str, &u64)| executor::Counter {
+        label: (*label).to_owned(),
+        value: *value,
+    };
+    counters.iter().map(counter).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_are_cumulative_and_end_with_all() {
+        let metrics = Metrics::default();
+        metrics.observe(Stage::Rules, Duration::from_micros(600));
+        metrics.observe(Stage::Rules, Duration::from_secs(60));
+        metrics.refused_descriptor("host-netns");
+        let mut status = executor::NodeStatusResponse::default();
+        metrics.report(&mut status);
+        let histogram = &status.add_seconds[0];
+        assert_eq!(histogram.counts.len(), histogram.bounds.len());
+        assert_eq!(histogram.counts[3], 1, "0.6 ms is below 1 ms");
+        assert_eq!(histogram.counts.last(), Some(&2));
+        assert_eq!(status.refused_descriptors[0].label, "host-netns");
+    }
+}

@@ -1,0 +1,101 @@
+//! What all servers and sandboxes share.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use sluice_proto::paths::Deadlines;
+
+use crate::hub::Hub;
+use crate::kernel::Kernel;
+use crate::metrics::Metrics;
+use crate::opener_client::OpenerClient;
+use crate::probe_set::ProbeSet;
+use crate::reaper::Reaper;
+use crate::sandbox::registry::Registry;
+use crate::table::probes::ProbeOwners;
+use crate::table::{Table, TableError};
+
+/// What can be set from outside.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Where sandbox and probe files live.
+    pub state: PathBuf,
+    /// Where the plugin leaves tombstones.
+    pub tombstones: PathBuf,
+    /// How long an ADD may take, and how long it waits for a broker.
+    pub deadlines: Deadlines,
+    /// How often generation ids are looked at.
+    pub drift: Duration,
+    /// How often everything is read back although nothing moved.
+    pub full_drift: Duration,
+    /// How often unreachable sandboxes are looked for.
+    pub recovery: Duration,
+}
+
+/// The executor cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The table cannot be used.
+    #[error(transparent)]
+    Table(#[from] TableError),
+    /// No thread for the reaper.
+    #[error("cannot start the reaper thread")]
+    Thread(#[source] std::io::Error),
+}
+
+/// The shared state of one executor.
+pub struct Node {
+    /// Settings.
+    pub settings: Settings,
+    /// The kernel.
+    pub kernel: Arc<dyn Kernel>,
+    /// Views and watchers.
+    pub hub: Arc<Hub>,
+    /// Sandbox files.
+    pub table: Table,
+    /// The host's address sets.
+    pub probes: ProbeSet,
+    /// The opener.
+    pub opener: OpenerClient,
+    /// Counters.
+    pub metrics: Metrics,
+    /// Closes namespaces.
+    pub reaper: Reaper,
+    pub(crate) registry: Registry,
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+impl Node {
+    /// Opens the state directory; restores nothing yet (see [`crate::sandbox::restore`]).
+    pub fn new(settings: Settings, kernel: Arc<dyn Kernel>) -> Result<Arc<Self>, StartError> {
+        let reaper = Reaper::start().map_err(StartError::Thread)?;
+        let table = Table::open(settings.state.join("sandboxes"))?;
+        let (owners, unreadable) = ProbeOwners::open(settings.state.join("probe-set"))?;
+        for file in unreadable {
+            tracing::error!(path = %file.path.display(), reason = file.reason, "probe owner file moved aside");
+        }
+        Ok(Arc::new(Self {
+            settings,
+            kernel,
+            hub: Arc::default(),
+            table,
+            probes: ProbeSet::new(owners, reaper.clone()),
+            opener: OpenerClient::default(),
+            metrics: Metrics::default(),
+            reaper,
+            registry: Registry::default(),
+        }))
+    }
+}
+
+/// Now, Unix time in milliseconds.
+pub(crate) fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,151 @@
+//! The executor's side of the opener's socket: the opener connects, the executor asks, one request at a time.
+//!
+//! Without an opener everything works but what needs one: host rules, restarts without a broker, adoption.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use sluice_proto::code::ErrorCode;
+use sluice_proto::opener::{OpenerReply, OpenerRequest};
+use sluice_proto::sandbox::Failure;
+use sluice_proto::transport::descriptors::TransportError;
+use sluice_proto::transport::seqpacket::SeqpacketConnection;
+use tokio::sync::{Mutex, watch};
+
+/// The opener answers within this, or is given up.
+pub const DEADLINE: Duration = Duration::from_secs(2);
+/// netns, netfilter, route and two legacy sockets.
+const MAX_DESCRIPTORS: usize = 5;
+const COMPONENT: &str = "netns-opener";
+
+/// Why the opener did not give what was asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenerError {
+    /// None is connected.
+    #[error("no opener is connected")]
+    NotConnected,
+    /// It answered with an error number.
+    #[error("the opener says {0}")]
+    Refused(Errno),
+    /// It did not answer in time; its connection was closed.
+    #[error("the opener did not answer within {DEADLINE:?}")]
+    Deadline,
+    /// The connection broke or carried nonsense; it was closed.
+    #[error("the opener's connection failed")]
+    Transport(#[source] TransportError),
+}
+
+impl OpenerError {
+    /// As a failure of `stage`.
+    pub fn failure(&self, stage: &str) -> Failure {
+        let code = match self {
+            Self::NotConnected => ErrorCode::OpenerUnavailable,
+            _ => ErrorCode::OpenerNetns,
+        };
+        Failure::new(code, COMPONENT, stage, sluice_runtime::telemetry::chain(self))
+    }
+
+    /// The opener looked, and there is no such namespace.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::Refused(Errno::ENOENT))
+    }
+}
+
+/// The connection to the opener; clones share it.
+#[derive(Debug, Clone)]
+pub struct OpenerClient {
+    connection: Arc<Mutex<Option<SeqpacketConnection>>>,
+    connected: watch::Sender<u64>,
+}
+
+impl Default for OpenerClient {
+    fn default() -> Self {
+        Self {
+            connection: Arc::default(),
+            connected: watch::Sender::new(0),
+        }
+    }
+}
+
+impl OpenerClient {
+    /// An opener has connected; it replaces the one before.
+    pub async fn attach(&self, connection: SeqpacketConnection) {
+        *self.connection.lock().await = Some(connection);
+        self.connected.send_modify(|count| *count += 1);
+    }
+
+    /// Changes whenever an opener connects.
+    pub fn connections(&self) -> watch::Receiver<u64> {
+        self.connected.subscribe()
+    }
+
+    /// Whether one is connected. While a request runs, it is.
+    pub fn is_connected(&self) -> bool {
+        self.connection.try_lock().map_or(true, |connection| connection.is_some())
+    }
+
+    /// Asks; returns the answer and the descriptors that came with it.
+    pub async fn ask(
+        &self,
+        request: &OpenerRequest,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<(OpenerReply, Vec<OwnedFd>), OpenerError> {
+        let mut held = self.connection.lock().await;
+        // Taken out: a request that fails or is dropped half-way must not leave its reply to the next one.
+        let connection = held.take().ok_or(OpenerError::NotConnected)?;
+        let exchange = exchange(&connection, request, descriptor);
+        let (reply, descriptors) = match tokio::time::timeout(DEADLINE, exchange).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) => {
+                tracing::warn!(error = %sluice_runtime::telemetry::chain(&error), "opener's connection closed");
+                return Err(OpenerError::Transport(error));
+            }
+            Err(_) => {
+                tracing::warn!(?request, "opener did not answer; its connection closed");
+                return Err(OpenerError::Deadline);
+            }
+        };
+        *held = Some(connection);
+        match reply.errno {
+            0 => Ok((reply, descriptors)),
+            errno => Err(OpenerError::Refused(Errno::from_raw(errno))),
+        }
+    }
+
+    /// Asks for a namespace's descriptors.
+    pub async fn open(
+        &self,
+        request: &OpenerRequest,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<Vec<OwnedFd>, OpenerError> {
+        self.ask(request, descriptor).await.map(|(_, descriptors)| descriptors)
+    }
+
+    /// Forgets a connection that has ended, which nothing else would notice between requests. True: it did.
+    pub async fn forget_if_hung_up(&self) -> bool {
+        let mut held = self.connection.lock().await;
+        let hung_up = held.as_ref().is_some_and(|connection| hung_up(connection.as_fd()));
+        if hung_up {
+            *held = None;
+        }
+        hung_up
+    }
+}
+
+fn hung_up(socket: BorrowedFd<'_>) -> bool {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    let mut poll_fds = [PollFd::new(socket, PollFlags::POLLIN)];
+    poll(&mut poll_fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+}
+
+async fn exchange(
+    connection: &SeqpacketConnection,
+    request: &OpenerRequest,
+    descriptor: Option<BorrowedFd<'_>>,
+) -> Result<(OpenerReply, Vec<OwnedFd>), TransportError> {
+    connection.send(&request.encode()?, descriptor.as_slice()).await?;
+    let received = connection.receive(MAX_DESCRIPTORS).await?;
+    Ok((OpenerReply::decode(&received.bytes)?, received.descriptors))
+}

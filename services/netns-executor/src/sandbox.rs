@@ -1,0 +1,226 @@
+//! Sandboxes: one detached task each owns a sandbox's state, and everything else sends it messages. A gRPC handler is
+//! dropped when its client dies, so nothing that must be undone lives in one.
+
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use sluice_proto::ambient::Desired;
+use sluice_proto::code::ErrorCode;
+use sluice_proto::pb::executor::InspectResponse;
+use sluice_proto::pb::types::Mode;
+use sluice_proto::sandbox::{Failure, NetnsIdentity};
+use tokio::sync::oneshot;
+
+use crate::kernel::{Netns, Opened};
+use crate::pool::COMPONENT;
+
+pub mod add;
+pub mod adopt;
+mod end;
+mod examine;
+mod links;
+mod pending;
+mod program;
+pub mod recovery;
+pub mod registry;
+pub mod restore;
+mod task;
+
+/// What the runtime is told about an ADD.
+#[derive(Debug, Clone)]
+pub enum Answer {
+    /// The pod may start.
+    Admitted(Mode),
+    /// It must not.
+    Refused(Failure),
+    /// Nobody decided.
+    NoBroker(Duration),
+}
+
+/// What the broker is told about `Program`.
+#[derive(Debug)]
+pub enum Programmed {
+    /// The namespace is as desired.
+    Done {
+        /// Names the rule set.
+        fingerprint: String,
+        /// Whether anything was changed.
+        changed: bool,
+    },
+    /// The generation is over.
+    TooLate,
+    /// It could not be done; nothing was changed.
+    Failed(Failure),
+}
+
+/// How the broker ends an ADD.
+#[derive(Debug)]
+pub enum Verdict {
+    /// The pod may start.
+    Admit(Mode),
+    /// It must not.
+    Refuse(Failure),
+}
+
+/// What the broker is told about `Complete`.
+#[derive(Debug)]
+pub enum Completed {
+    /// The runtime has been answered as asked.
+    Accepted,
+    /// Somebody else ended the generation.
+    TooLate,
+    /// The pod was refused for this.
+    Failed(Failure),
+}
+
+/// Why a sandbox ends; the text goes to watchers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// The runtime's DEL.
+    Del,
+    /// The runtime's GC does not list it.
+    Gc,
+    /// Its interface vanished.
+    InterfaceGone,
+    /// The ADD was refused, timed out, or its caller went away.
+    Cancelled,
+    /// Another sandbox took its place.
+    Replaced,
+}
+
+impl Reason {
+    /// As watchers see it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Del => "DEL",
+            Self::Gc => "GC",
+            Self::InterfaceGone => "interface-gone",
+            Self::Cancelled => "cancelled",
+            Self::Replaced => "replaced",
+        }
+    }
+}
+
+/// Somebody who waits for the answer to an ADD.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    pub(crate) id: u64,
+    pub(crate) answer: oneshot::Sender<Answer>,
+}
+
+/// A netns descriptor and which namespace it is.
+pub(crate) type Described = (Arc<OwnedFd>, NetnsIdentity);
+
+/// What a sandbox's task can be asked.
+pub(crate) enum Message {
+    /// An identical ADD.
+    Join {
+        waiter: Waiter,
+        addresses: Vec<IpAddr>,
+        opened: Opened,
+    },
+    /// A caller of ADD went away.
+    Left(u64),
+    /// Make the namespace match.
+    Program {
+        generation: u64,
+        desired: Desired,
+        reply: oneshot::Sender<Programmed>,
+    },
+    /// End the ADD.
+    Complete {
+        generation: u64,
+        verdict: Verdict,
+        reply: oneshot::Sender<Completed>,
+    },
+    /// End the sandbox.
+    Remove(Reason),
+    /// The namespace is at hand again.
+    Attach {
+        opened: Opened,
+        /// It was found by the pod's UID and one of its addresses, so another cookie is not a mistake.
+        found_by_address: bool,
+        reply: oneshot::Sender<Result<(), Failure>>,
+    },
+    /// The namespace was looked for and not found.
+    NotFound(Failure),
+    /// The netns descriptor.
+    Descriptor {
+        generation: u64,
+        reply: oneshot::Sender<Result<Described, Failure>>,
+    },
+    /// Read back and compare.
+    Inspect(oneshot::Sender<InspectResponse>),
+    /// As [`Message::Inspect`], in the form of CNI CHECK.
+    Check(oneshot::Sender<Vec<Failure>>),
+    /// The drift pass saw that something moved, or it is time for a full comparison.
+    Examine,
+    /// The link poll did not see the interface.
+    LookForInterface,
+}
+
+/// Where a sandbox's namespace is kept, so that the drift pass can look at many at once.
+#[derive(Default)]
+pub(crate) struct Slot {
+    netns: Mutex<Option<Box<dyn Netns>>>,
+    /// Rules should be there.
+    watched: AtomicBool,
+    /// No link notifications come: the interface must be polled.
+    poll_links: AtomicBool,
+}
+
+impl std::fmt::Debug for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Slot").finish_non_exhaustive()
+    }
+}
+
+impl Slot {
+    /// Blocking: uses the namespace.
+    pub(crate) fn with<T>(
+        &self,
+        stage: &'static str,
+        work: impl FnOnce(&mut dyn Netns) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        // A panic in the middle of a netlink exchange leaves a socket whose next answer may be an old one; the
+        // sequence numbers tell.
+        let mut netns = self.netns.lock().unwrap_or_else(PoisonError::into_inner);
+        match netns.as_mut() {
+            Some(netns) => work(netns.as_mut()),
+            None => Err(not_at_hand(stage)),
+        }
+    }
+
+    pub(crate) fn replace(&self, netns: Option<Box<dyn Netns>>) -> Option<Box<dyn Netns>> {
+        let mut held = self.netns.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *held, netns)
+    }
+
+    pub(crate) fn set_watched(&self, watched: bool) {
+        self.watched.store(watched, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_watched(&self) -> bool {
+        self.watched.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_poll_links(&self, poll: bool) {
+        self.poll_links.store(poll, Ordering::Relaxed);
+    }
+
+    pub(crate) fn polls_links(&self) -> bool {
+        self.poll_links.load(Ordering::Relaxed)
+    }
+}
+
+fn not_at_hand(stage: &'static str) -> Failure {
+    Failure::new(
+        ErrorCode::SandboxGone,
+        COMPONENT,
+        stage,
+        "the namespace's sockets are not at hand in this life of the executor",
+    )
+}

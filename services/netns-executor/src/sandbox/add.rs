@@ -1,0 +1,220 @@
+//! The beginning of an ADD: which sandbox it is about, and which others it ends.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use sluice_proto::code::ErrorCode;
+use sluice_proto::id::{Attachment, NetnsPath, PodRef};
+use sluice_proto::pb::types::Mode;
+use sluice_proto::sandbox::Failure;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::registry::{Handle, Inner};
+use super::task::Task;
+use super::{Answer, Message, Reason, Slot, Waiter};
+use crate::descriptors::DescriptorRefusal;
+use crate::kernel::Opened;
+use crate::node::{Node, unix_ms};
+use crate::pool::COMPONENT;
+use crate::table::{FORMAT, Record};
+
+const STAGE: &str = "check sandbox";
+
+/// What the runtime asked for, checked.
+#[derive(Debug)]
+pub struct Request {
+    /// The key.
+    pub attachment: Attachment,
+    /// The pod.
+    pub pod: PodRef,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// Where the runtime mounted the namespace.
+    pub netns_path: NetnsPath,
+    /// The namespace.
+    pub opened: Opened,
+    /// When the connection was accepted.
+    pub accepted: Instant,
+}
+
+/// An ADD that waits for its answer. Dropping it withdraws the ADD.
+#[derive(Debug)]
+pub struct Waiting {
+    answer: oneshot::Receiver<Answer>,
+    withdraw: Option<(mpsc::UnboundedSender<Message>, u64)>,
+}
+
+/// How an ADD goes on.
+#[derive(Debug)]
+pub enum Begun {
+    /// It needs nobody's decision.
+    Answered(Answer),
+    /// Its sandbox's task will answer.
+    Waiting(Waiting),
+}
+
+impl Waiting {
+    /// The answer.
+    pub async fn answer(mut self) -> Answer {
+        let answer = (&mut self.answer).await;
+        self.withdraw = None;
+        answer.unwrap_or_else(|_| {
+            let cause = "the sandbox was removed meanwhile";
+            Answer::Refused(Failure::new(ErrorCode::TooLate, COMPONENT, STAGE, cause))
+        })
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some((sender, id)) = self.withdraw.take() {
+            // A task that has ended has nothing to withdraw.
+            let _ = sender.send(Message::Left(id));
+        }
+    }
+}
+
+/// Begins an ADD: joins a running one, or makes a sandbox and ends those it replaces.
+pub fn begin(node: &Arc<Node>, request: Request) -> Result<Begun, Failure> {
+    let mut inner = node.registry.lock();
+    if inner.deleted_since(&request.attachment, request.accepted) {
+        let cause = "the runtime deleted this attachment while the ADD was on its way";
+        return Err(Failure::new(ErrorCode::TooLate, COMPONENT, STAGE, cause));
+    }
+    let mut replaced = Vec::new();
+    match place_of(&inner, &request) {
+        Place::Join(handle) => return Ok(join(&mut inner, &handle, request)),
+        Place::OtherInterface(first) => {
+            tracing::info!(attachment = %request.attachment, %first, "further interface of a sandbox passes unchanged");
+            return Ok(Begun::Answered(Answer::Admitted(Mode::None)));
+        }
+        Place::New(ends) => replaced.extend(ends),
+        Place::Claimed(owner) => {
+            let refusal = DescriptorRefusal::Claimed {
+                inode: request.opened.identity.inode,
+                owner,
+            };
+            node.metrics.refused_descriptor(refusal.reason());
+            return Err(Failure::new(
+                ErrorCode::DescriptorRefused,
+                COMPONENT,
+                STAGE,
+                refusal.to_string(),
+            ));
+        }
+    }
+    Ok(Begun::Waiting(create(node, &mut inner, request, &replaced)))
+}
+
+enum Place {
+    Join(Handle),
+    OtherInterface(Attachment),
+    New(Vec<Handle>),
+    Claimed(String),
+}
+
+fn place_of(inner: &Inner, request: &Request) -> Place {
+    let Request { attachment, pod, opened, .. } = request;
+    let mut ends = Vec::new();
+    for handle in inner.sandboxes.values() {
+        let same_netns = handle.netns.is_same_netns(&opened.identity);
+        let same_sandbox = handle.is_for(&attachment.container_id);
+        let same_pod = handle.pod.uid == pod.uid;
+        if same_sandbox && same_pod && !handle.ending {
+            // The runtime may run the plugin twice, from two lists or for two interfaces.
+            if handle.attachment.ifname != attachment.ifname {
+                return Place::OtherInterface(handle.attachment.clone());
+            }
+            if same_netns {
+                return Place::Join(handle.clone());
+            }
+        }
+        if same_netns && !same_pod && !same_sandbox && !handle.ending {
+            return Place::Claimed(handle.attachment.to_string());
+        }
+        // Retries of a sandbox come with the same pod in another namespace: only the newest counts.
+        if same_netns || same_pod || handle.attachment == *attachment {
+            ends.push(handle.clone());
+        }
+    }
+    Place::New(ends)
+}
+
+fn waiter(inner: &mut Inner, sender: &mpsc::UnboundedSender<Message>) -> (Waiter, Waiting) {
+    let id = inner.next_waiter();
+    let (answer, receiver) = oneshot::channel();
+    let waiting = Waiting {
+        answer: receiver,
+        withdraw: Some((sender.clone(), id)),
+    };
+    (Waiter { id, answer }, waiting)
+}
+
+fn join(inner: &mut Inner, handle: &Handle, request: Request) -> Begun {
+    let (waiter, waiting) = waiter(inner, &handle.sender);
+    handle.send(Message::Join {
+        waiter,
+        addresses: request.addresses,
+        opened: request.opened,
+    });
+    Begun::Waiting(waiting)
+}
+
+fn create(node: &Arc<Node>, inner: &mut Inner, request: Request, replaced: &[Handle]) -> Waiting {
+    for handle in replaced {
+        tracing::info!(attachment = %handle.attachment, by = %request.attachment, "sandbox is replaced");
+        handle.send(Message::Remove(Reason::Replaced));
+    }
+    let record = Record {
+        format: FORMAT,
+        attachment: request.attachment,
+        generation: inner.next_generation(),
+        pod: request.pod,
+        addresses: request.addresses,
+        netns: request.opened.identity.clone(),
+        netns_path: request.netns_path.as_str().to_owned(),
+        added_unix_ms: unix_ms(),
+        programmed: None,
+        admitted: false,
+        pending: true,
+        adopted: false,
+    };
+    let (sender, inbox) = mpsc::unbounded_channel();
+    let (waiter, waiting) = waiter(inner, &sender);
+    let mut task = register(node, inner, record, sender, inbox);
+    task.attach(request.opened);
+    task.start_add(waiter, request.accepted);
+    let predecessors = replaced.iter().map(|handle| handle.ended.clone()).collect();
+    tokio::spawn(task.run(predecessors));
+    waiting
+}
+
+/// Makes a sandbox known; its task must then be run.
+pub(super) fn register(
+    node: &Arc<Node>,
+    inner: &mut Inner,
+    record: Record,
+    sender: mpsc::UnboundedSender<Message>,
+    inbox: mpsc::UnboundedReceiver<Message>,
+) -> Task {
+    let slot = Arc::<Slot>::default();
+    let ended = CancellationToken::new();
+    inner.raise_generation(record.generation);
+    inner.sandboxes.insert(
+        record.attachment.clone(),
+        Handle {
+            attachment: record.attachment.clone(),
+            generation: record.generation,
+            pod: record.pod.clone(),
+            netns: record.netns.clone(),
+            reachable: false,
+            ending: false,
+            sender,
+            slot: Arc::clone(&slot),
+            ended: ended.clone(),
+        },
+    );
+    Task::new(Arc::clone(node), record, slot, inbox, ended)
+}

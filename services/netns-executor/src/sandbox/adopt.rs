@@ -1,0 +1,118 @@
+//! Running pods that were not added through the plugin.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use sluice_proto::code::ErrorCode;
+use sluice_proto::id::{Attachment, ContainerId, InterfaceName, NetworkName, PodRef};
+use sluice_proto::pb::executor::Sandbox;
+use sluice_proto::pb::executor::sandbox_event::Event;
+use sluice_proto::sandbox::Failure;
+use tokio::sync::mpsc;
+
+use super::add::register;
+use super::recovery::{ask_scan, candidate, interface_with, recover};
+use crate::kernel::Opened;
+use crate::node::{Node, unix_ms};
+use crate::pool::COMPONENT;
+use crate::table::{FORMAT, Record};
+
+const STAGE: &str = "adopt pod";
+/// Network name of adopted sandboxes; a runtime's GC speaks of its own networks only.
+pub const NETWORK: &str = "sluice-adopted";
+const MAX_CANDIDATES: u32 = 16;
+
+fn failed(code: ErrorCode, cause: impl Into<String>) -> Failure {
+    Failure::new(code, COMPONENT, STAGE, cause)
+}
+
+/// Finds a running pod's namespace and makes a sandbox of it. A pod that has one already keeps it.
+pub async fn adopt(node: &Arc<Node>, pod: PodRef, addresses: Vec<IpAddr>) -> Result<Sandbox, Failure> {
+    if let Some(handle) = node.registry.find_by_uid(&pod.uid) {
+        if !handle.reachable {
+            recover(node, &handle, &mut None).await?;
+        }
+        let view = node.hub.view(&handle.attachment);
+        return view.ok_or_else(|| failed(ErrorCode::SandboxGone, "the sandbox has ended meanwhile"));
+    }
+    if addresses.is_empty() {
+        let cause = format!("pod {pod} has no address yet, so no namespace can be proven to be its own");
+        return Err(failed(ErrorCode::InvalidInput, cause));
+    }
+    ask_scan(node).await?;
+    let mut refused = Vec::new();
+    for index in 0..MAX_CANDIDATES {
+        match candidate(node, &pod.uid, index).await {
+            Ok(None) => break,
+            Ok(Some(opened)) => {
+                let (opened, interface) = interface_with(opened, addresses.clone()).await?;
+                match interface {
+                    Some(interface) => return take(node, pod, addresses, &interface, opened),
+                    None => refused.push(format!("inode {} has none of its addresses", opened.identity.inode)),
+                }
+                node.reaper.close(opened);
+            }
+            // A process of the pod may well live in the host's namespace; the next one may not.
+            Err(failure) if failure.code == ErrorCode::DescriptorRefused => refused.push(failure.cause),
+            Err(failure) => return Err(failure),
+        }
+    }
+    let cause = format!(
+        "netns-not-found: no process of pod {pod} (uid {}) lives in a namespace of its own [{}]",
+        pod.uid,
+        refused.join("; ")
+    );
+    Err(failed(ErrorCode::SandboxGone, cause))
+}
+
+fn take(
+    node: &Arc<Node>,
+    pod: PodRef,
+    addresses: Vec<IpAddr>,
+    interface: &str,
+    opened: Opened,
+) -> Result<Sandbox, Failure> {
+    let invalid = |error: sluice_proto::id::InvalidId| failed(ErrorCode::InvalidInput, error.to_string());
+    let attachment = Attachment {
+        network_name: NetworkName::parse(NETWORK).map_err(invalid)?,
+        container_id: ContainerId::parse(pod.uid.as_str()).map_err(invalid)?,
+        ifname: InterfaceName::parse(interface).map_err(invalid)?,
+    };
+    let mut inner = node.registry.lock();
+    // Whoever came first has it: another pod, or this one's own ADD while the scan ran.
+    if let Some(owner) = inner.owner_of(&opened.identity) {
+        let (inode, owner) = (opened.identity.inode, owner.attachment.to_string());
+        return Err(failed(
+            ErrorCode::DescriptorRefused,
+            format!("inode {inode} belongs to sandbox {owner}"),
+        ));
+    }
+    let record = Record {
+        format: FORMAT,
+        attachment: attachment.clone(),
+        generation: inner.next_generation(),
+        pod,
+        addresses,
+        netns: opened.identity.clone(),
+        netns_path: String::new(),
+        added_unix_ms: unix_ms(),
+        programmed: None,
+        admitted: true,
+        pending: false,
+        adopted: true,
+    };
+    let (sender, inbox) = mpsc::unbounded_channel();
+    let mut task = register(node, &mut inner, record, sender, inbox);
+    drop(inner);
+    task.attach(opened);
+    if let Err(failure) = task.save() {
+        task.detach();
+        node.registry.forget(&attachment, task.record.generation);
+        return Err(failure);
+    }
+    tracing::info!(target: "audit", attachment = %attachment, netns = task.record.netns.inode, "running pod adopted");
+    task.publish(Event::Changed);
+    let view = task.view();
+    tokio::spawn(task.run(Vec::new()));
+    Ok(view)
+}

@@ -1,0 +1,142 @@
+//! What the broker asks of a sandbox: to program it, and to end its ADD.
+
+use sluice_proto::ambient::Desired;
+use sluice_proto::code::ErrorCode;
+use sluice_proto::pb::executor::sandbox_event::Event;
+use sluice_proto::pb::types::Mode;
+use sluice_proto::sandbox::Failure;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::pending::mode_of;
+use super::task::{End, Flow, Task};
+use super::{Answer, Completed, Programmed, Reason, Verdict};
+use crate::metrics::Stage;
+use crate::pool::COMPONENT;
+
+impl Task {
+    /// Makes the namespace match. The intent is recorded first: a crash in between is then mended by the drift pass.
+    pub(super) async fn program(&mut self, generation: u64, desired: Desired) -> Programmed {
+        if generation != self.record.generation {
+            return Programmed::TooLate;
+        }
+        self.heard();
+        let earlier = self.record.programmed.replace(desired.clone());
+        let is_new = earlier.as_ref() != Some(&desired);
+        if is_new && let Err(failure) = self.save() {
+            self.record.programmed = earlier;
+            return Programmed::Failed(failure);
+        }
+        let begun = Instant::now();
+        let outcome = self.apply(desired).await;
+        let record = &self.record;
+        match outcome {
+            Ok(applied) => {
+                tracing::info!(target: "audit", attachment = %record.attachment, pod = %record.pod,
+                    netns = record.netns.inode, mode = ?mode_of(record.programmed.as_ref()),
+                    changed = applied.changed, "rules programmed");
+                for line in &applied.taken_over {
+                    tracing::info!(attachment = %record.attachment, what = line, "taken over from another agent");
+                }
+                self.broken = None;
+                self.note();
+                if let Some(add) = self.add.as_mut() {
+                    let now = Instant::now();
+                    self.node.metrics.observe(Stage::Rules, now - begun);
+                    add.programmed = Some(now);
+                    add.waits_for("the hand-over to the proxy");
+                    self.publish_silently();
+                } else if is_new || applied.changed {
+                    self.publish(Event::Changed);
+                }
+                Programmed::Done {
+                    fingerprint: applied.fingerprint,
+                    changed: applied.changed,
+                }
+            }
+            Err(failure) => {
+                tracing::warn!(attachment = %record.attachment, pod = %record.pod, error = %failure,
+                    "rules not programmed");
+                self.record.programmed = earlier;
+                if is_new && let Err(error) = self.save() {
+                    tracing::error!(attachment = %self.record.attachment, %error, "sandbox file is ahead of the kernel");
+                }
+                Programmed::Failed(failure)
+            }
+        }
+    }
+
+    /// Ends the ADD.
+    pub(super) async fn complete(
+        &mut self,
+        generation: u64,
+        verdict: Verdict,
+        reply: oneshot::Sender<Completed>,
+    ) -> Flow {
+        if generation != self.record.generation {
+            let _ = reply.send(Completed::TooLate);
+            return Flow::Continue(());
+        }
+        self.heard();
+        let Some(add) = self.add.as_ref() else {
+            // The answer to an earlier call was lost, or the runtime was answered otherwise.
+            let again = matches!(&verdict, Verdict::Admit(mode)
+                if self.record.admitted && *mode == mode_of(self.record.programmed.as_ref()));
+            let _ = reply.send(if again { Completed::Accepted } else { Completed::TooLate });
+            return Flow::Continue(());
+        };
+        if let Some(programmed) = add.programmed {
+            self.node.metrics.observe(Stage::Handoff, programmed.elapsed());
+        }
+        let mode = match verdict {
+            Verdict::Refuse(failure) => {
+                let _ = reply.send(Completed::Accepted);
+                return self.refuse(failure);
+            }
+            Verdict::Admit(mode) => mode,
+        };
+        match self.admit(mode).await {
+            Ok(()) => {
+                self.answer(&Answer::Admitted(mode));
+                let _ = reply.send(Completed::Accepted);
+                self.publish(Event::Changed);
+                Flow::Continue(())
+            }
+            Err(failure) => {
+                let _ = reply.send(Completed::Failed(failure.clone()));
+                Flow::Break(End {
+                    reason: Reason::Cancelled,
+                    answer: Some(Answer::Refused(failure)),
+                })
+            }
+        }
+    }
+
+    /// Everything that must be true before the runtime hears that the pod may start.
+    async fn admit(&mut self, mode: Mode) -> Result<(), Failure> {
+        let programmed = mode_of(self.record.programmed.as_ref());
+        if mode != programmed {
+            let cause = format!("asked to admit as {mode:?}, but the namespace is programmed as {programmed:?}");
+            return Err(Failure::new(ErrorCode::InvalidInput, COMPONENT, "complete", cause));
+        }
+        if mode == Mode::Ambient {
+            let begun = Instant::now();
+            let addresses = self.record.addresses.clone();
+            self.node.probes.add(addresses, self.record.pod.uid.clone()).await.map_err(|failure| {
+                // Whatever the reason, for the pod it is the probe set that failed.
+                Failure::new(ErrorCode::ProbeSet, COMPONENT, &failure.stage.clone(), failure.cause)
+            })?;
+            self.node.metrics.observe(Stage::ProbeSet, begun.elapsed());
+        }
+        self.record.admitted = true;
+        self.record.pending = false;
+        self.save()
+    }
+
+    fn heard(&mut self) {
+        if let Some(add) = self.add.as_mut().filter(|add| !add.heard) {
+            add.heard = true;
+            self.node.metrics.observe(Stage::Classify, add.announced.elapsed());
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Reaching sandboxes whose namespace is not at hand: after a restart, or because it does not exist yet.
+//!
+//! First by the recorded path, where only the same cookie counts; then by a scan of the host's processes, where a
+//! candidate must hold one of the pod's addresses and belong to no other sandbox.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use sluice_proto::code::ErrorCode;
+use sluice_proto::id::PodUid;
+use sluice_proto::opener::OpenerRequest;
+use sluice_proto::sandbox::{Failure, parse_addresses};
+use tokio::sync::oneshot;
+
+use super::Message;
+use super::registry::Handle;
+use crate::kernel::Opened;
+use crate::node::Node;
+use crate::opener_client::OpenerError;
+use crate::pool::{self, COMPONENT};
+
+const STAGE: &str = "find namespace";
+/// A pod has a handful of processes in namespaces of their own at most.
+const MAX_CANDIDATES: u32 = 16;
+
+/// Looks for every unreachable sandbox, again and again.
+pub async fn run(node: Arc<Node>) {
+    let mut connections = node.opener.connections();
+    let mut interval = tokio::time::interval(node.settings.recovery);
+    loop {
+        tokio::select! {
+            _ = interval.tick() => {}
+            _ = connections.changed() => {}
+        }
+        recover_all(&node).await;
+    }
+}
+
+/// One round.
+pub(crate) async fn recover_all(node: &Arc<Node>) {
+    let unreachable = |handle: &Handle| !handle.reachable && !handle.ending;
+    let lost: Vec<_> = node.registry.all().into_iter().filter(unreachable).collect();
+    if lost.is_empty() {
+        return;
+    }
+    let mut scan = None;
+    for handle in lost {
+        if let Err(failure) = recover(node, &handle, &mut scan).await {
+            handle.send(Message::NotFound(failure));
+        }
+    }
+}
+
+/// Reaches one sandbox. `scan`: the outcome of this round's scan, made when first needed.
+pub(super) async fn recover(
+    node: &Arc<Node>,
+    handle: &Handle,
+    scan: &mut Option<Result<(), Failure>>,
+) -> Result<(), Failure> {
+    let view = node.hub.view(&handle.attachment).unwrap_or_default();
+    let mut by_path = None;
+    if !view.netns_path.is_empty() {
+        match open(node, &OpenerRequest::Path(view.netns_path)).await {
+            Ok(opened) => match offer(node, handle, opened, false).await {
+                Ok(()) => return Ok(()),
+                Err(failure) => by_path = Some(failure),
+            },
+            Err(OpenError::Opener(error @ OpenerError::NotConnected)) => return Err(error.failure(STAGE)),
+            Err(error) => by_path = Some(error.failure()),
+        }
+    }
+    if scan.is_none() {
+        *scan = Some(ask_scan(node).await);
+    }
+    if let Some(Err(failure)) = scan {
+        return Err(failure.clone());
+    }
+    let addresses = parse_addresses(&view.addresses).unwrap_or_default();
+    for index in 0..MAX_CANDIDATES {
+        let Some(opened) = candidate(node, &handle.pod.uid, index).await? else {
+            break;
+        };
+        let same = opened.identity.is_same_netns(&handle.netns);
+        let (opened, interface) = interface_with(opened, addresses.clone()).await?;
+        if (same || interface.is_some()) && offer(node, handle, opened, !same).await.is_ok() {
+            return Ok(());
+        }
+    }
+    let because = by_path.map_or_else(String::new, |failure| format!("; by its path: {}", failure.cause));
+    let cause = format!(
+        "netns-not-found: no process of pod {} (uid {}) lives in a namespace with one of its addresses{because}",
+        handle.pod, handle.pod.uid
+    );
+    Err(Failure::new(ErrorCode::SandboxGone, COMPONENT, STAGE, cause))
+}
+
+/// Gives a namespace to its sandbox's task, unless it belongs to another one.
+pub(crate) async fn offer(
+    node: &Arc<Node>,
+    handle: &Handle,
+    opened: Opened,
+    found_by_address: bool,
+) -> Result<(), Failure> {
+    let refused = |cause: &str| Failure::new(ErrorCode::SandboxGone, COMPONENT, STAGE, cause);
+    if let Some(owner) = other_owner(node, handle, &opened) {
+        node.reaper.close(opened);
+        return Err(refused(&format!("the namespace found belongs to sandbox {owner}")));
+    }
+    let (reply, outcome) = oneshot::channel();
+    handle.send(Message::Attach {
+        opened,
+        found_by_address,
+        reply,
+    });
+    outcome.await.unwrap_or_else(|_| Err(refused("the sandbox has ended meanwhile")))
+}
+
+fn other_owner(node: &Node, handle: &Handle, opened: &Opened) -> Option<String> {
+    let inner = node.registry.lock();
+    let owner = inner.owner_of(&opened.identity)?;
+    (owner.attachment != handle.attachment).then(|| owner.attachment.to_string())
+}
+
+/// Why a namespace could not be had.
+#[derive(Debug)]
+pub(crate) enum OpenError {
+    Opener(OpenerError),
+    Refused(Failure),
+}
+
+impl OpenError {
+    pub(crate) fn failure(&self) -> Failure {
+        match self {
+            Self::Opener(error) => error.failure(STAGE),
+            Self::Refused(failure) => failure.clone(),
+        }
+    }
+}
+
+/// Asks the opener for a namespace and checks what comes.
+pub(crate) async fn open(node: &Arc<Node>, request: &OpenerRequest) -> Result<Opened, OpenError> {
+    let descriptors = node.opener.open(request, None).await.map_err(OpenError::Opener)?;
+    node.kernel.open(descriptors).map_err(|refusal| {
+        node.metrics.refused_descriptor(refusal.reason());
+        tracing::warn!(target: "audit", error = %refusal, ?request, "descriptors of the opener refused");
+        OpenError::Refused(Failure::new(ErrorCode::DescriptorRefused, COMPONENT, STAGE, refusal.to_string()))
+    })
+}
+
+pub(super) async fn ask_scan(node: &Node) -> Result<(), Failure> {
+    let scanned = node.opener.ask(&OpenerRequest::Scan, None).await;
+    scanned.map(drop).map_err(|error| error.failure(STAGE))
+}
+
+/// The next candidate that may be looked at; None: there are no more.
+pub(super) async fn candidate(node: &Arc<Node>, uid: &PodUid, index: u32) -> Result<Option<Opened>, Failure> {
+    let request = OpenerRequest::Candidate {
+        uid: uid.clone(),
+        index,
+    };
+    match open(node, &request).await {
+        Ok(opened) => Ok(Some(opened)),
+        Err(OpenError::Opener(error)) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error.failure()),
+    }
+}
+
+/// The name of the interface that has one of `addresses`.
+pub(super) async fn interface_with(
+    mut opened: Opened,
+    addresses: Vec<IpAddr>,
+) -> Result<(Opened, Option<String>), Failure> {
+    pool::run(STAGE, move || {
+        let found = opened.netns.addresses()?;
+        let interface = found.into_iter().find(|(_, address)| addresses.contains(address));
+        Ok((opened, interface.map(|(name, _)| name)))
+    })
+    .await
+}

@@ -1,0 +1,243 @@
+//! The task that owns one sandbox: its record, its namespace, and the ADD that may be waiting.
+
+use std::ops::ControlFlow;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use sluice_proto::ambient::Desired;
+use sluice_proto::code::ErrorCode;
+use sluice_proto::pb::executor::Sandbox;
+use sluice_proto::pb::executor::sandbox_event::Event;
+use sluice_proto::sandbox::Failure;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::links::LinkWatch;
+use super::pending::PendingAdd;
+use super::registry::wait_for_end;
+use super::{Answer, Message, Reason, Slot, not_at_hand};
+use crate::kernel::{Applied, Netns, Opened};
+use crate::node::Node;
+use crate::pool::{self, COMPONENT};
+use crate::table::Record;
+
+/// Why a task ends, and what those who wait for its ADD are told.
+pub(super) struct End {
+    pub(super) reason: Reason,
+    pub(super) answer: Option<Answer>,
+}
+
+impl From<Reason> for End {
+    fn from(reason: Reason) -> Self {
+        Self { reason, answer: None }
+    }
+}
+
+pub(super) type Flow = ControlFlow<End>;
+
+/// One sandbox.
+pub(super) struct Task {
+    pub(super) node: Arc<Node>,
+    pub(super) record: Record,
+    pub(super) slot: Arc<Slot>,
+    pub(super) descriptor: Option<Arc<OwnedFd>>,
+    pub(super) broken: Option<Failure>,
+    pub(super) add: Option<Box<PendingAdd>>,
+    pub(super) inbox: mpsc::UnboundedReceiver<Message>,
+    pub(super) ended: CancellationToken,
+    links: Option<LinkWatch>,
+    watching: watch::Receiver<usize>,
+}
+
+enum Woken {
+    Message(Option<Message>),
+    Time,
+    Watchers,
+    InterfaceGone,
+}
+
+impl Task {
+    pub(super) fn new(
+        node: Arc<Node>,
+        record: Record,
+        slot: Arc<Slot>,
+        inbox: mpsc::UnboundedReceiver<Message>,
+        ended: CancellationToken,
+    ) -> Self {
+        let watching = node.hub.watching();
+        Self {
+            node,
+            record,
+            slot,
+            descriptor: None,
+            broken: None,
+            add: None,
+            inbox,
+            ended,
+            links: None,
+            watching,
+        }
+    }
+
+    /// Runs until the sandbox ends, after those it replaces.
+    pub(super) async fn run(mut self, predecessors: Vec<CancellationToken>) {
+        wait_for_end(predecessors).await;
+        let mut flow = self.announce();
+        while let Flow::Continue(()) = flow {
+            flow = match self.next().await {
+                Woken::Message(Some(message)) => self.handle(message).await,
+                Woken::Message(None) => Flow::Break(Reason::Cancelled.into()),
+                Woken::Time | Woken::Watchers => self.look_at_the_clock().await,
+                Woken::InterfaceGone => self.look_for_interface().await,
+            };
+        }
+        if let Flow::Break(end) = flow {
+            self.end(end).await;
+        }
+    }
+
+    async fn next(&mut self) -> Woken {
+        let wake_at = self.add.as_ref().map(|add| add.wake_at());
+        let waits = self.add.is_some();
+        tokio::select! {
+            biased;
+            message = self.inbox.recv() => Woken::Message(message),
+            () = sleep_until(wake_at) => Woken::Time,
+            _ = self.watching.changed(), if waits => Woken::Watchers,
+            () = LinkWatch::changed(self.links.as_ref(), &self.record.attachment.ifname) => Woken::InterfaceGone,
+        }
+    }
+
+    async fn handle(&mut self, message: Message) -> Flow {
+        match message {
+            Message::Join { waiter, addresses, opened } => return self.join(waiter, addresses, opened),
+            Message::Left(id) => return self.left(id),
+            Message::Program { generation, desired, reply } => {
+                let outcome = Box::pin(self.program(generation, desired)).await;
+                let _ = reply.send(outcome);
+            }
+            Message::Complete { generation, verdict, reply } => {
+                return Box::pin(self.complete(generation, verdict, reply)).await;
+            }
+            Message::Remove(reason) => return Flow::Break(reason.into()),
+            Message::Attach { opened, found_by_address, reply } => {
+                return Box::pin(self.reattach(opened, found_by_address, reply)).await;
+            }
+            Message::NotFound(failure) => self.not_found(failure),
+            Message::Descriptor { generation, reply } => {
+                let _ = reply.send(self.described(generation));
+            }
+            Message::Inspect(reply) => {
+                let _ = reply.send(Box::pin(self.inspect()).await);
+            }
+            Message::Check(reply) => {
+                let _ = reply.send(Box::pin(self.check()).await);
+            }
+            Message::Examine => Box::pin(self.examine()).await,
+            Message::LookForInterface => return Box::pin(self.look_for_interface()).await,
+        }
+        Flow::Continue(())
+    }
+
+    /// Takes a namespace that was checked.
+    pub(super) fn attach(&mut self, opened: Opened) {
+        let Opened { identity, descriptor, notifications, netns } = opened;
+        self.record.netns = identity;
+        self.links = notifications.and_then(LinkWatch::start);
+        self.slot.set_poll_links(self.links.is_none());
+        if let Some(old) = self.slot.replace(Some(netns)) {
+            self.node.reaper.close(old);
+        }
+        if let Some(old) = self.descriptor.replace(descriptor) {
+            self.node.reaper.close(old);
+        }
+        self.broken = None;
+        self.note();
+    }
+
+    /// Lets go of the namespace.
+    pub(super) fn detach(&mut self) {
+        if let Some(links) = self.links.take() {
+            self.node.reaper.close(links.into_fd());
+        }
+        if let Some(netns) = self.slot.replace(None) {
+            self.node.reaper.close(netns);
+        }
+        if let Some(descriptor) = self.descriptor.take() {
+            self.node.reaper.close(descriptor);
+        }
+        self.note();
+    }
+
+    /// Keeps the registry and the slot in step with this task.
+    pub(super) fn note(&self) {
+        let reachable = self.descriptor.is_some();
+        let redirects = self.record.programmed.as_ref().is_some_and(|desired| *desired != Desired::None);
+        self.slot.set_watched(reachable && redirects);
+        let record = &self.record;
+        self.node.registry.update(&record.attachment, record.generation, |handle| {
+            handle.reachable = reachable;
+            handle.netns.clone_from(&record.netns);
+        });
+    }
+
+    /// Blocking work on the namespace.
+    pub(super) async fn with_netns<T: Send + 'static>(
+        &self,
+        stage: &'static str,
+        work: impl FnOnce(&mut dyn Netns) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        if self.descriptor.is_none() {
+            return Err(not_at_hand(stage));
+        }
+        let slot = Arc::clone(&self.slot);
+        pool::run(stage, move || slot.with(stage, work)).await
+    }
+
+    pub(super) async fn apply(&self, desired: Desired) -> Result<Applied, Failure> {
+        self.with_netns("program rules", move |netns| netns.apply(&desired)).await
+    }
+
+    /// Writes the record.
+    pub(super) fn save(&self) -> Result<(), Failure> {
+        self.node.table.write(&self.record).map_err(|error| {
+            let cause = sluice_runtime::telemetry::chain(&error);
+            Failure::new(ErrorCode::StateFile, COMPONENT, "record sandbox", cause)
+        })
+    }
+
+    /// As watchers see it.
+    pub(super) fn view(&self) -> Sandbox {
+        let record = &self.record;
+        Sandbox {
+            attachment: Some((&record.attachment).into()),
+            generation: record.generation,
+            pod: Some((&record.pod).into()),
+            addresses: record.addresses.iter().map(ToString::to_string).collect(),
+            netns: Some((&record.netns).into()),
+            netns_path: record.netns_path.clone(),
+            programmed: record.programmed.as_ref().map(Into::into),
+            reachable: self.descriptor.is_some(),
+            broken: self.broken.as_ref().map(Into::into),
+            pending: self.add.is_some(),
+            adopted: record.adopted,
+        }
+    }
+
+    pub(super) fn publish(&self, event: fn(Sandbox) -> Event) {
+        self.node.hub.publish(&self.record.attachment, self.view(), event);
+    }
+
+    /// Changes what a new watcher would see.
+    pub(super) fn publish_silently(&self) {
+        self.node.hub.record(&self.record.attachment, self.view());
+    }
+}
+
+async fn sleep_until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}

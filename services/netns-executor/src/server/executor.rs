@@ -1,0 +1,206 @@
+//! `NetnsExecutor`: what the broker asks. Everything is checked again here.
+
+use std::sync::Arc;
+
+use sluice_proto::ambient::Desired;
+use sluice_proto::code::ErrorCode;
+use sluice_proto::id::{PodUid};
+use sluice_proto::opener::OpenerRequest;
+use sluice_proto::pb::executor::netns_executor_server::NetnsExecutor;
+use sluice_proto::pb::executor::{
+    self, AdoptRequest, AdoptResponse, CompleteRequest, CompleteResponse, InspectRequest, InspectResponse,
+    NodeStatusRequest, NodeStatusResponse, PreflightRequest, PreflightResponse, ProbeAddress, ProgramRequest,
+    ProgramResponse, SyncProbeSetRequest, SyncProbeSetResponse, WatchRequest, adopt_response, complete_request,
+    complete_response, program_response,
+};
+use sluice_proto::pb::types::Mode;
+use sluice_proto::sandbox::{Failure, InvalidMessage, parse_addresses};
+use tokio::sync::oneshot;
+use tonic::{Request, Response, Status};
+
+use super::convert::{attachment, invalid, pod, unknown};
+use crate::hub::Subscription;
+use crate::node::Node;
+use crate::pool;
+use crate::sandbox::{Completed, Message, Programmed, Verdict, adopt};
+
+#[derive(Debug)]
+pub(super) struct Executor {
+    node: Arc<Node>,
+}
+
+impl Executor {
+    pub(super) fn new(node: Arc<Node>) -> Self {
+        Self { node }
+    }
+}
+
+fn programmed(outcome: Programmed) -> ProgramResponse {
+    let outcome = match outcome {
+        Programmed::Done { fingerprint, changed } => {
+            program_response::Outcome::Programmed(executor::Programmed { fingerprint, changed })
+        }
+        Programmed::TooLate => program_response::Outcome::TooLate(executor::TooLate {}),
+        Programmed::Failed(failure) => program_response::Outcome::Failed((&failure).into()),
+    };
+    ProgramResponse { outcome: Some(outcome) }
+}
+
+fn completed(outcome: Completed) -> CompleteResponse {
+    let outcome = match outcome {
+        Completed::Accepted => complete_response::Outcome::Accepted(executor::Accepted {}),
+        Completed::TooLate => complete_response::Outcome::TooLate(executor::TooLate {}),
+        Completed::Failed(failure) => complete_response::Outcome::Failed((&failure).into()),
+    };
+    CompleteResponse { outcome: Some(outcome) }
+}
+
+fn verdict(pb: Option<complete_request::Verdict>) -> Result<Verdict, Status> {
+    match pb.ok_or(InvalidMessage::Missing("verdict")).map_err(invalid)? {
+        complete_request::Verdict::Refuse(failure) => Ok(Verdict::Refuse(failure.into())),
+        complete_request::Verdict::Admit(mode) => match Mode::try_from(mode) {
+            Ok(mode @ (Mode::None | Mode::Ambient)) => Ok(Verdict::Admit(mode)),
+            _ => Err(Status::invalid_argument(format!(
+                "admit {mode} is not one of MODE_NONE, MODE_AMBIENT"
+            ))),
+        },
+    }
+}
+
+fn owned_addresses(pb: Vec<ProbeAddress>) -> Result<Vec<(std::net::IpAddr, PodUid)>, Status> {
+    let parse = |address: ProbeAddress| {
+        let parsed = parse_addresses(&[address.address]).map_err(invalid)?;
+        let owner = PodUid::parse(address.owner_uid).map_err(invalid)?;
+        Ok(parsed.into_iter().map(move |address| (address, owner.clone())))
+    };
+    let parsed = pb.into_iter().map(parse).collect::<Result<Vec<_>, Status>>()?;
+    Ok(parsed.into_iter().flatten().collect())
+}
+
+#[tonic::async_trait]
+impl NetnsExecutor for Executor {
+    type WatchStream = Subscription;
+
+    async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Subscription>, Status> {
+        let watcher: String = request.into_inner().watcher.chars().take(64).collect();
+        tracing::info!(watcher, "watcher connected");
+        Ok(Response::new(self.node.hub.subscribe()))
+    }
+
+    async fn program(&self, request: Request<ProgramRequest>) -> Result<Response<ProgramResponse>, Status> {
+        let request = request.into_inner();
+        let key = attachment(request.attachment).map_err(invalid)?;
+        let desired = request.desired.ok_or(InvalidMessage::Missing("desired")).map_err(invalid)?;
+        let desired = Desired::try_from(desired).map_err(invalid)?;
+        let handle = self.node.registry.find(&key);
+        let Some(handle) = handle.filter(|handle| handle.pod.uid.as_str() == request.pod_uid) else {
+            return Ok(Response::new(programmed(Programmed::TooLate)));
+        };
+        let (reply, outcome) = oneshot::channel();
+        handle.send(Message::Program {
+            generation: request.generation,
+            desired,
+            reply,
+        });
+        Ok(Response::new(programmed(outcome.await.unwrap_or(Programmed::TooLate))))
+    }
+
+    async fn complete(&self, request: Request<CompleteRequest>) -> Result<Response<CompleteResponse>, Status> {
+        let request = request.into_inner();
+        let key = attachment(request.attachment).map_err(invalid)?;
+        let verdict = verdict(request.verdict)?;
+        let Some(handle) = self.node.registry.find(&key) else {
+            return Ok(Response::new(completed(Completed::TooLate)));
+        };
+        let (reply, outcome) = oneshot::channel();
+        handle.send(Message::Complete {
+            generation: request.generation,
+            verdict,
+            reply,
+        });
+        Ok(Response::new(completed(outcome.await.unwrap_or(Completed::TooLate))))
+    }
+
+    async fn adopt(&self, request: Request<AdoptRequest>) -> Result<Response<AdoptResponse>, Status> {
+        let request = request.into_inner();
+        let pod = pod(request.pod).map_err(invalid)?;
+        let addresses = parse_addresses(&request.addresses).map_err(invalid)?;
+        let node = Arc::clone(&self.node);
+        // Detached: a broker that goes away must not leave half a sandbox.
+        let adopted = tokio::spawn(async move { adopt::adopt(&node, pod, addresses).await }).await;
+        let outcome = match adopted.map_err(|error| Status::internal(error.to_string()))? {
+            Ok(sandbox) => adopt_response::Outcome::Sandbox(sandbox),
+            Err(failure) => adopt_response::Outcome::Failed((&failure).into()),
+        };
+        Ok(Response::new(AdoptResponse { outcome: Some(outcome) }))
+    }
+
+    async fn inspect(&self, request: Request<InspectRequest>) -> Result<Response<InspectResponse>, Status> {
+        let key = attachment(request.into_inner().attachment).map_err(invalid)?;
+        let not_found = || Status::not_found(unknown("inspect", &key).cause);
+        let handle = self.node.registry.find(&key).ok_or_else(not_found)?;
+        let (reply, response) = oneshot::channel();
+        handle.send(Message::Inspect(reply));
+        response.await.map(Response::new).map_err(|_| not_found())
+    }
+
+    async fn sync_probe_set(
+        &self,
+        request: Request<SyncProbeSetRequest>,
+    ) -> Result<Response<SyncProbeSetResponse>, Status> {
+        let request = request.into_inner();
+        let wanted = owned_addresses(request.addresses)?;
+        let unwanted = owned_addresses(request.remove)?;
+        let response = match self.node.probes.sync(wanted, unwanted, request.prune).await {
+            Ok(synced) => SyncProbeSetResponse {
+                added: synced.added,
+                removed: synced.removed,
+                failed: None,
+            },
+            Err(failure) => SyncProbeSetResponse {
+                failed: Some((&failure).into()),
+                ..SyncProbeSetResponse::default()
+            },
+        };
+        Ok(Response::new(response))
+    }
+
+    async fn preflight(&self, request: Request<PreflightRequest>) -> Result<Response<PreflightResponse>, Status> {
+        let ipv6 = request.into_inner().ipv6;
+        let scratch = self.node.opener.open(&OpenerRequest::Scratch, None).await;
+        let descriptors = match scratch {
+            Ok(descriptors) => Some(descriptors),
+            Err(error) => {
+                tracing::info!(%error, "preflight runs in the executor's own namespace");
+                None
+            }
+        };
+        let kernel = Arc::clone(&self.node.kernel);
+        let features = pool::run("preflight", move || kernel.preflight(descriptors, ipv6)).await;
+        let features = features.map_err(|failure: Failure| Status::unavailable(failure.to_string()))?;
+        Ok(Response::new(PreflightResponse { features }))
+    }
+
+    async fn node_status(&self, _: Request<NodeStatusRequest>) -> Result<Response<NodeStatusResponse>, Status> {
+        let probes = self.node.probes.status().await.unwrap_or_else(|failure| {
+            tracing::warn!(error = %failure, code = %ErrorCode::HostUnreachable, "host status not read");
+            crate::probe_set::ProbeStatus::default()
+        });
+        let count = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+        let limit = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE);
+        let mut status = NodeStatusResponse {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            sandboxes: count(self.node.hub.sandboxes()),
+            open_descriptors: count(sluice_runtime::limits::open_files().unwrap_or_default()),
+            descriptor_limit: limit.map_or(0, |(soft, _)| u32::try_from(soft).unwrap_or(u32::MAX)),
+            opener_connected: self.node.opener.is_connected(),
+            host_reachable: probes.reachable,
+            host_differences: probes.differences,
+            probe_set: probes.addresses,
+            broker_connected: self.node.hub.is_watched(),
+            ..NodeStatusResponse::default()
+        };
+        self.node.metrics.report(&mut status);
+        Ok(Response::new(status))
+    }
+}

@@ -1,0 +1,101 @@
+//! From a synchronous `main` to a serving process: directories, privileges and seccomp first, then threads.
+
+use std::fs::{DirBuilder, Permissions};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use sluice_proto::paths::RunDir;
+use sluice_proto::pb::cni::StatusRequest;
+use sluice_proto::pb::cni::cni_service_client::CniServiceClient;
+use sluice_proto::transport::grpc::{UdsChannel, origin};
+use sluice_proto::transport::preamble;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::config::Config;
+use crate::kernel::real::RealKernel;
+use crate::node::Node;
+use crate::pool;
+use crate::sandbox::restore;
+use crate::server::{Sockets, serve};
+
+/// Health is answered within this, or the process is not healthy.
+const HEALTH_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Makes the directories that are not there. The broker's directory gives its group to what is made in it
+/// (set-group-ID), so that the sockets need no capability later.
+pub fn make_directories(config: &Config) -> anyhow::Result<()> {
+    let run = &config.run;
+    for (directory, mode, group) in [
+        (Some(run.root()), 0o755, None),
+        (run.cni_socket().parent(), 0o700, None),
+        (Some(run.tombstones().as_path()), 0o700, None),
+        (run.opener_socket().parent(), 0o700, None),
+        (run.executor_socket().parent(), 0o2750, Some(config.peers.broker_gid)),
+    ] {
+        let directory = directory.context("socket without a directory")?;
+        make_directory(directory, mode, group)
+            .with_context(|| format!("cannot prepare directory {}", directory.display()))?;
+    }
+    Ok(())
+}
+
+fn make_directory(directory: &Path, mode: u32, group: Option<u32>) -> std::io::Result<()> {
+    if directory.is_dir() {
+        // Somebody with more rights has prepared it.
+        let metadata = directory.metadata()?;
+        if group.is_none_or(|group| group == metadata.gid() && metadata.mode() & 0o2000 != 0) {
+            return Ok(());
+        }
+    } else {
+        DirBuilder::new().recursive(true).mode(mode).create(directory)?;
+    }
+    if group.is_some() {
+        chown(directory, None, group)?;
+    }
+    // After chown, which clears the set-group-ID bit; also because of the umask.
+    std::fs::set_permissions(directory, Permissions::from_mode(mode))
+}
+
+fn runtime() -> anyhow::Result<Runtime> {
+    Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(pool::THREADS)
+        .thread_keep_alive(Duration::from_secs(3600))
+        .thread_stack_size(512 * 1024)
+        .build()
+        .context("cannot build the runtime")
+}
+
+/// Serves until SIGTERM. Call it after privileges were dropped.
+pub fn run(config: Config) -> anyhow::Result<()> {
+    let kernel = Arc::new(RealKernel::new().context("cannot read the own network namespace")?);
+    runtime()?.block_on(async {
+        let node = Node::new(config.settings, kernel)?;
+        restore::restore(&node).await?;
+        let sockets = Sockets::bind(&config.run, config.peers)?;
+        let stop = sluice_runtime::shutdown::signalled().context("cannot handle signals")?;
+        tracing::info!(version = env!("CARGO_PKG_VERSION"), run_dir = %config.run.root().display(), "serving");
+        serve(node, sockets, stop).await;
+        Ok(())
+    })
+}
+
+/// Asks the executor at `run` for its status.
+pub fn healthcheck(run: &RunDir) -> anyhow::Result<()> {
+    let stream = preamble::connect(&run.cni_socket(), &[], HEALTH_DEADLINE)?;
+    stream.set_nonblocking(true)?;
+    runtime()?.block_on(async {
+        let ask = async {
+            let stream = tokio::net::UnixStream::from_std(stream)?;
+            let channel = UdsChannel::handshake(stream).await?;
+            CniServiceClient::with_origin(channel, origin()).status(StatusRequest {}).await?;
+            Ok(())
+        };
+        tokio::time::timeout(HEALTH_DEADLINE, ask)
+            .await
+            .map_err(|_| anyhow!("no answer within {HEALTH_DEADLINE:?}"))?
+    })
+}
