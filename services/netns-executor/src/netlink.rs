@@ -8,8 +8,10 @@
 pub mod apply;
 pub mod bytes;
 mod compare;
+pub mod conntrack;
 pub mod error;
 mod expression;
+pub mod link;
 pub mod nft;
 pub mod route;
 pub mod socket;
