@@ -61,14 +61,26 @@ pub fn apply(pod: &PodSockets, desired: &Desired) -> Result<Outcome, ApplyError>
     let Some(routing) = PolicyRouting::for_desired(desired) else {
         let rules = table::delete(&pod.netfilter, wanted.rule_set.table).map_err(ApplyError::Rules)?;
         let routes = remove_objects(pod, &route::all())?;
-        return outcome(pod, &wanted, before, Done { rules, routes, without_ipv6: false });
+        return outcome(
+            pod,
+            &wanted,
+            before,
+            Done {
+                rules,
+                routes,
+                without_ipv6: false,
+            },
+        );
     };
     let state = table::read_table(&pod.netfilter, wanted.rule_set.table).map_err(ApplyError::Read)?;
     let lacking = if state.is_some() {
         route::missing(&pod.route, routing.families).map_err(ApplyError::Read)?
     } else {
         // Nothing of ours: two dumps less on the path of every new pod.
-        Lacking { objects: route::of_families(routing.families), without_ipv6: false }
+        Lacking {
+            objects: route::of_families(routing.families),
+            without_ipv6: false,
+        }
     };
     let refused = route::add(&pod.route, &lacking.objects).map_err(ApplyError::Routing)?;
     let without_ipv6 = lacking.without_ipv6 || refused.without_ipv6;
@@ -84,7 +96,16 @@ pub fn apply(pod: &PodSockets, desired: &Desired) -> Result<Outcome, ApplyError>
     if state.is_some() && !routing.families.contains(&Family::V6) {
         routes |= remove_objects(pod, &route::of_families(&[Family::V6]))?;
     }
-    outcome(pod, &wanted, before, Done { rules, routes, without_ipv6 })
+    outcome(
+        pod,
+        &wanted,
+        before,
+        Done {
+            rules,
+            routes,
+            without_ipv6,
+        },
+    )
 }
 
 /// Which parts of a namespace were changed.
@@ -94,10 +115,19 @@ struct Done {
     without_ipv6: bool,
 }
 
-fn outcome(pod: &PodSockets, wanted: &EncodedRuleSet, before: u32, done: Done) -> Result<Outcome, ApplyError> {
+fn outcome(
+    pod: &PodSockets,
+    wanted: &EncodedRuleSet,
+    before: u32,
+    done: Done,
+) -> Result<Outcome, ApplyError> {
     let now = table::generation(&pod.netfilter).map_err(ApplyError::Read)?;
     // One commit is one step, and the kernel leaves out zero.
-    let expected = if done.rules { before.checked_add(1).unwrap_or(1) } else { before };
+    let expected = if done.rules {
+        before.checked_add(1).unwrap_or(1)
+    } else {
+        before
+    };
     Ok(Outcome {
         changed: done.rules || done.routes,
         fingerprint: wanted.fingerprint,
@@ -119,11 +149,19 @@ pub fn read_back(pod: &PodSockets, desired: &Desired) -> Result<Vec<String>, App
     match PolicyRouting::for_desired(desired) {
         Some(routing) => {
             let lacking = route::missing(&pod.route, routing.families).map_err(ApplyError::Read)?;
-            lines.extend(lacking.objects.into_iter().map(|object| format!("{} is missing", object.words())));
+            lines.extend(
+                lacking
+                    .objects
+                    .into_iter()
+                    .map(|object| format!("{} is missing", object.words())),
+            );
         }
         None => {
             let left = route::existing(&pod.route, &[Family::V4, Family::V6]).map_err(ApplyError::Read)?;
-            lines.extend(left.into_iter().map(|object| format!("{} should not exist", object.words())));
+            lines.extend(
+                left.into_iter()
+                    .map(|object| format!("{} should not exist", object.words())),
+            );
         }
     }
     Ok(lines)

@@ -33,7 +33,14 @@ impl Writer {
     }
 
     /// Writes one message: header, the family's fixed header, attributes by `body`.
-    pub fn message(&mut self, ty: u16, flags: u16, sequence: u32, fixed: &[u8], body: impl FnOnce(&mut Self)) {
+    pub fn message(
+        &mut self,
+        ty: u16,
+        flags: u16,
+        sequence: u32,
+        fixed: &[u8],
+        body: impl FnOnce(&mut Self),
+    ) {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&[0; 4]);
         self.bytes.extend_from_slice(&ty.to_ne_bytes());
@@ -126,8 +133,12 @@ impl<'a> Iterator for Messages<'a> {
     fn next(&mut self) -> Option<Message<'a>> {
         let length = u32_ne(self.0, 0)? as usize;
         let payload = self.0.get(HEADER..length)?;
-        let message =
-            Message { ty: u16_ne(self.0, 4)?, flags: u16_ne(self.0, 6)?, sequence: u32_ne(self.0, 8)?, payload };
+        let message = Message {
+            ty: u16_ne(self.0, 4)?,
+            flags: u16_ne(self.0, 6)?,
+            sequence: u32_ne(self.0, 8)?,
+            payload,
+        };
         self.0 = self.0.get(length.next_multiple_of(4)..).unwrap_or_default();
         Some(message)
     }
@@ -197,7 +208,11 @@ impl<'a> Iterator for Attributes<'a> {
 pub fn contains(found: Attributes<'_>, mut asked: Attributes<'_>) -> bool {
     while let Some((nested, (ty, value))) = asked.advance() {
         let Some(other) = found.find(ty) else { return false };
-        let equal = if nested { contains(Attributes(other), Attributes(value)) } else { other == value };
+        let equal = if nested {
+            contains(Attributes(other), Attributes(value))
+        } else {
+            other == value
+        };
         if !equal {
             return false;
         }

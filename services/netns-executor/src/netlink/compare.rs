@@ -26,18 +26,27 @@ pub(super) fn compare(wanted: &EncodedRuleSet, state: &TableState) -> Comparison
     let mut result = Comparison::default();
     let rule_set = &wanted.rule_set;
     if state.flags != 0 {
-        result.lines.push(format!("table inet {} has flags {:#x}", rule_set.table, state.flags));
+        result.lines.push(format!(
+            "table inet {} has flags {:#x}",
+            rule_set.table, state.flags
+        ));
         result.beyond_repair = true;
     }
     if state.members as usize > state.chains.len() + state.sets.len() {
-        result.lines.push(format!("table inet {} holds objects that are not ours", rule_set.table));
+        result.lines.push(format!(
+            "table inet {} holds objects that are not ours",
+            rule_set.table
+        ));
         result.beyond_repair = true;
     }
     for (chain, expressions) in rule_set.chains.iter().zip(&wanted.expressions) {
         match state.chains.iter().find(|found| found.name == chain.name) {
             None => result.missing(format!("chain {} is missing", chain.name)),
             Some(found) if !is_as_declared(chain, found) => {
-                result.wrong(&found.name, format!("chain {} is not `{}`", chain.name, chain.declaration()));
+                result.wrong(
+                    &found.name,
+                    format!("chain {} is not `{}`", chain.name, chain.declaration()),
+                );
             }
             Some(found) => {
                 let lines = rule_differences(chain, expressions, found);
@@ -57,7 +66,10 @@ pub(super) fn compare(wanted: &EncodedRuleSet, state: &TableState) -> Comparison
         match state.sets.iter().find(|found| found.name == set.name) {
             None => result.missing(format!("set {} is missing", set.name)),
             Some(found) if (found.key_type, found.key_length) != set_key(set.family) || found.flags != 0 => {
-                result.wrong(&found.name, format!("set {} has another type or other flags", set.name));
+                result.wrong(
+                    &found.name,
+                    format!("set {} has another type or other flags", set.name),
+                );
             }
             Some(_) => {}
         }
@@ -83,7 +95,11 @@ impl Comparison {
 }
 
 fn is_as_declared(chain: &Chain, found: &ChainState) -> bool {
-    let base = (kind_name(chain.kind).to_owned(), hook_number(chain.hook), chain.priority);
+    let base = (
+        kind_name(chain.kind).to_owned(),
+        hook_number(chain.hook),
+        chain.priority,
+    );
     found.base.as_ref() == Some(&base) && found.policy == Some(POLICY_ACCEPT)
 }
 
@@ -93,7 +109,10 @@ fn rule_differences(chain: &Chain, expressions: &[Vec<u8>], found: &ChainState) 
     let mut lines = Vec::new();
     let mut position = 0;
     for (asked, rule) in expressions.iter().zip(&chain.rules) {
-        let Some(ahead) = found.rules[position..].iter().position(|other| equal(asked, other)) else {
+        let Some(ahead) = found.rules[position..]
+            .iter()
+            .position(|other| equal(asked, other))
+        else {
             lines.push(format!("chain {} lacks `{rule}`", chain.name));
             continue;
         };
@@ -105,7 +124,12 @@ fn rule_differences(chain: &Chain, expressions: &[Vec<u8>], found: &ChainState) 
 }
 
 fn foreign(chain: &Chain, rules: &[(u64, Vec<u8>)]) -> impl Iterator<Item = String> {
-    rules.iter().map(|(handle, _)| format!("chain {} has a rule that is not ours (handle {handle})", chain.name))
+    rules.iter().map(|(handle, _)| {
+        format!(
+            "chain {} has a rule that is not ours (handle {handle})",
+            chain.name
+        )
+    })
 }
 
 /// Expressions pairwise: same number, and each as asked apart from what the kernel adds.

@@ -59,6 +59,9 @@ impl NetlinkError {
     }
 
     pub(crate) fn socket(call: &'static str, source: impl Into<io::Error>) -> Self {
-        Self::Socket { call, source: source.into() }
+        Self::Socket {
+            call,
+            source: source.into(),
+        }
     }
 }

@@ -36,7 +36,11 @@ const PORT_GIVEN: u32 = 2;
 
 /// The content of `NFTA_RULE_EXPRESSIONS`.
 pub(super) fn encode(rule: &Rule) -> Vec<u8> {
-    let mut list = List { writer: Writer::new(), family: None, protocol: None };
+    let mut list = List {
+        writer: Writer::new(),
+        family: None,
+        protocol: None,
+    };
     for condition in &rule.matches {
         list.condition(condition);
     }

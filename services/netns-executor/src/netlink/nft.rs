@@ -64,7 +64,11 @@ impl Batch {
         let mut writer = Writer::new();
         let [high, low] = 10u16.to_be_bytes();
         writer.message(BATCH_BEGIN, REQUEST, FIRST_SEQUENCE, &[0, 0, high, low], |_| {});
-        Self { writer, labels: Vec::new(), last: 0 }
+        Self {
+            writer,
+            labels: Vec::new(),
+            last: 0,
+        }
     }
 
     /// Whether it would do nothing.
@@ -76,7 +80,8 @@ impl Batch {
         self.last = self.writer.as_bytes().len();
         self.labels.push(label);
         let sequence = self.last_sequence();
-        self.writer.message(ty, REQUEST | flags, sequence, &INET_HEADER, body);
+        self.writer
+            .message(ty, REQUEST | flags, sequence, &INET_HEADER, body);
     }
 
     fn last_sequence(&self) -> u32 {
@@ -93,82 +98,126 @@ impl Batch {
 
     /// `delete table inet TABLE`, with all in it.
     pub fn delete_table(&mut self, table: &str) {
-        self.push(DELTABLE, 0, format!("deletion of table {table}"), |w| w.string(1, table));
+        self.push(DELTABLE, 0, format!("deletion of table {table}"), |w| {
+            w.string(1, table)
+        });
     }
 
     /// `add chain`: a base chain with policy accept.
     pub fn new_chain(&mut self, table: &str, chain: &Chain) {
-        self.push(NEWCHAIN, CREATE, format!("chain {} of table {table}", chain.name), |w| {
-            w.string(1, table);
-            w.string(3, chain.name);
-            w.nest(4, |w| {
-                w.be32(1, hook_number(chain.hook));
-                w.be32(2, chain.priority.cast_unsigned());
-            });
-            w.be32(5, NF_ACCEPT);
-            w.string(7, kind_name(chain.kind));
-        });
+        self.push(
+            NEWCHAIN,
+            CREATE,
+            format!("chain {} of table {table}", chain.name),
+            |w| {
+                w.string(1, table);
+                w.string(3, chain.name);
+                w.nest(4, |w| {
+                    w.be32(1, hook_number(chain.hook));
+                    w.be32(2, chain.priority.cast_unsigned());
+                });
+                w.be32(5, NF_ACCEPT);
+                w.string(7, kind_name(chain.kind));
+            },
+        );
     }
 
     /// `delete chain`; its rules must be flushed before.
     pub fn delete_chain(&mut self, table: &str, chain: &str) {
-        self.push(DELCHAIN, 0, format!("deletion of chain {chain} of table {table}"), |w| {
-            w.string(1, table);
-            w.string(3, chain);
-        });
+        self.push(
+            DELCHAIN,
+            0,
+            format!("deletion of chain {chain} of table {table}"),
+            |w| {
+                w.string(1, table);
+                w.string(3, chain);
+            },
+        );
     }
 
     /// `flush table`: the rules of all chains.
     pub fn flush_table(&mut self, table: &str) {
-        self.push(DELRULE, 0, format!("flush of table {table}"), |w| w.string(1, table));
+        self.push(DELRULE, 0, format!("flush of table {table}"), |w| {
+            w.string(1, table)
+        });
     }
 
     /// `flush chain`.
     pub fn flush_chain(&mut self, table: &str, chain: &str) {
-        self.push(DELRULE, 0, format!("flush of chain {chain} of table {table}"), |w| {
-            w.string(1, table);
-            w.string(2, chain);
-        });
+        self.push(
+            DELRULE,
+            0,
+            format!("flush of chain {chain} of table {table}"),
+            |w| {
+                w.string(1, table);
+                w.string(2, chain);
+            },
+        );
     }
 
     /// `add rule`, at the end of its chain.
     pub fn new_rule(&mut self, table: &str, chain: &str, rule: &Rule) {
         let expressions = expression::encode(rule);
-        self.push(NEWRULE, CREATE | APPEND, format!("rule `{rule}` of chain {chain}"), |w| {
-            w.string(1, table);
-            w.string(2, chain);
-            w.nest(4, |w| w.raw(&expressions));
-        });
+        self.push(
+            NEWRULE,
+            CREATE | APPEND,
+            format!("rule `{rule}` of chain {chain}"),
+            |w| {
+                w.string(1, table);
+                w.string(2, chain);
+                w.nest(4, |w| w.raw(&expressions));
+            },
+        );
     }
 
     /// `add set`.
     pub fn new_set(&mut self, table: &str, set: &AddressSet) {
         let id = self.last_sequence();
-        self.push(NEWSET, CREATE, format!("set {} of table {table}", set.name), |w| {
-            w.string(1, table);
-            w.string(2, set.name);
-            w.be32(3, 0);
-            w.be32(4, set_key(set.family).0);
-            w.be32(5, set_key(set.family).1);
-            w.be32(10, id);
-        });
+        self.push(
+            NEWSET,
+            CREATE,
+            format!("set {} of table {table}", set.name),
+            |w| {
+                w.string(1, table);
+                w.string(2, set.name);
+                w.be32(3, 0);
+                w.be32(4, set_key(set.family).0);
+                w.be32(5, set_key(set.family).1);
+                w.be32(10, id);
+            },
+        );
     }
 
     /// `delete set`; no rule may refer to it.
     pub fn delete_set(&mut self, table: &str, set: &str) {
-        self.push(DELSET, 0, format!("deletion of set {set} of table {table}"), |w| {
-            w.string(1, table);
-            w.string(2, set);
-        });
+        self.push(
+            DELSET,
+            0,
+            format!("deletion of set {set} of table {table}"),
+            |w| {
+                w.string(1, table);
+                w.string(2, set);
+            },
+        );
     }
 
     /// `add element`; one that is there already is no error.
-    pub fn add_elements<'a>(&mut self, table: &str, set: &str, addresses: impl IntoIterator<Item = &'a IpAddr>) {
+    pub fn add_elements<'a>(
+        &mut self,
+        table: &str,
+        set: &str,
+        addresses: impl IntoIterator<Item = &'a IpAddr>,
+    ) {
         self.elements(NEWSETELEM, CREATE, "addition", table, set, addresses);
     }
 
     /// `delete element`; one that is missing fails the batch with ENOENT.
-    pub fn delete_elements<'a>(&mut self, table: &str, set: &str, addresses: impl IntoIterator<Item = &'a IpAddr>) {
+    pub fn delete_elements<'a>(
+        &mut self,
+        table: &str,
+        set: &str,
+        addresses: impl IntoIterator<Item = &'a IpAddr>,
+    ) {
         self.elements(DELSETELEM, 0, "deletion", table, set, addresses);
     }
 
@@ -184,27 +233,36 @@ impl Batch {
         let addresses: Vec<_> = addresses.into_iter().collect();
         // An attribute holds at most 64 KiB; an element needs at most 28 bytes.
         for part in addresses.chunks(1024) {
-            self.push(ty, flags, format!("{verb} of {} elements of set {set}", part.len()), |w| {
-                w.string(1, table);
-                w.string(2, set);
-                w.nest(3, |w| {
-                    for address in part {
-                        w.nest(1, |w| {
-                            w.nest(1, |w| match address {
-                                IpAddr::V4(v4) => w.attribute(1, &v4.octets()),
-                                IpAddr::V6(v6) => w.attribute(1, &v6.octets()),
+            self.push(
+                ty,
+                flags,
+                format!("{verb} of {} elements of set {set}", part.len()),
+                |w| {
+                    w.string(1, table);
+                    w.string(2, set);
+                    w.nest(3, |w| {
+                        for address in part {
+                            w.nest(1, |w| {
+                                w.nest(1, |w| match address {
+                                    IpAddr::V4(v4) => w.attribute(1, &v4.octets()),
+                                    IpAddr::V6(v6) => w.attribute(1, &v6.octets()),
+                                });
                             });
-                        });
-                    }
-                });
-            });
+                        }
+                    });
+                },
+            );
         }
     }
 
     /// Completes the transaction, for use as often as wanted.
     pub fn finish(self) -> Transaction {
         let last = self.last_sequence();
-        let Self { mut writer, labels, last: at } = self;
+        let Self {
+            mut writer,
+            labels,
+            last: at,
+        } = self;
         writer.message(BATCH_END, REQUEST, last.wrapping_add(1), &[0, 0, 0, 10], |_| {});
         let mut bytes = writer.into_bytes();
         // Flags of the last message: bytes 6 and 7 of its header.
@@ -247,8 +305,13 @@ impl Transaction {
     }
 
     fn explain(&self, refusal: Refusal) -> NetlinkError {
-        let index = refusal.sequence.checked_sub(FIRST_SEQUENCE + 1).map(|index| index as usize);
-        let label = index.and_then(|index| self.labels.get(index)).map_or("the transaction", String::as_str);
+        let index = refusal
+            .sequence
+            .checked_sub(FIRST_SEQUENCE + 1)
+            .map(|index| index as usize);
+        let label = index
+            .and_then(|index| self.labels.get(index))
+            .map_or("the transaction", String::as_str);
         refusal.into_error(label)
     }
 }
@@ -256,7 +319,13 @@ impl Transaction {
 /// A query of the `inet` family.
 pub(super) fn query(ty: u16, dump: bool, sequence: u32, body: impl FnOnce(&mut Writer)) -> Vec<u8> {
     let mut writer = Writer::new();
-    writer.message(ty, REQUEST | if dump { DUMP } else { ACK }, sequence, &INET_HEADER, body);
+    writer.message(
+        ty,
+        REQUEST | if dump { DUMP } else { ACK },
+        sequence,
+        &INET_HEADER,
+        body,
+    );
     writer.into_bytes()
 }
 

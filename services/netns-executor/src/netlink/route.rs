@@ -77,10 +77,18 @@ pub struct Added {
 /// Which of the wanted objects are missing.
 pub fn missing(socket: &RouteSocket, families: &[Family]) -> Result<Lacking, NetlinkError> {
     let present = existing(socket, families)?;
-    let objects = of_families(families).into_iter().filter(|object| !present.contains(object)).collect();
-    let mut lacking = Lacking { objects, without_ipv6: false };
+    let objects = of_families(families)
+        .into_iter()
+        .filter(|object| !present.contains(object))
+        .collect();
+    let mut lacking = Lacking {
+        objects,
+        without_ipv6: false,
+    };
     if lacking.objects.contains(&Object::Route(Family::V6)) && !loopback_has_ipv6(socket)? {
-        lacking.objects.retain(|object| *object != Object::Route(Family::V6));
+        lacking
+            .objects
+            .retain(|object| *object != Object::Route(Family::V6));
         lacking.without_ipv6 = true;
     }
     Ok(lacking)
@@ -102,7 +110,10 @@ pub fn existing(socket: &RouteSocket, families: &[Family]) -> Result<Vec<Object>
 
 /// Adds objects in one datagram. Existing ones, and IPv6 ones where IPv6 is switched off, are no error.
 pub fn add(socket: &RouteSocket, objects: &[Object]) -> Result<Added, NetlinkError> {
-    let mut result = Added { added: objects.to_vec(), without_ipv6: false };
+    let mut result = Added {
+        added: objects.to_vec(),
+        without_ipv6: false,
+    };
     let mut occupied = Vec::new();
     for (object, refusal) in send(socket, objects, CREATE | EXCLUSIVE)? {
         result.added.retain(|added| *added != object);
@@ -135,7 +146,10 @@ pub fn remove(socket: &RouteSocket, objects: &[Object]) -> Result<bool, NetlinkE
     let refusals = send(socket, objects, 0)?;
     let removed = refusals.len() < objects.len();
     for (object, refusal) in refusals {
-        let gone = matches!(refusal.errno, libc::ENOENT | libc::ESRCH | libc::ENODEV | libc::ENETDOWN);
+        let gone = matches!(
+            refusal.errno,
+            libc::ENOENT | libc::ESRCH | libc::ENODEV | libc::ENETDOWN
+        );
         if !gone && !lacks_ipv6(object, refusal.errno) {
             return Err(refusal.into_error(format!("removal of {}", object.words())));
         }
@@ -145,7 +159,10 @@ pub fn remove(socket: &RouteSocket, objects: &[Object]) -> Result<bool, NetlinkE
 
 /// The objects of these families.
 pub fn of_families(families: &[Family]) -> Vec<Object> {
-    families.iter().flat_map(|family| [Object::Rule(*family), Object::Route(*family)]).collect()
+    families
+        .iter()
+        .flat_map(|family| [Object::Rule(*family), Object::Route(*family)])
+        .collect()
 }
 
 /// All objects of both families.
@@ -157,7 +174,10 @@ pub fn all() -> Vec<Object> {
 fn lacks_ipv6(object: Object, errno: i32) -> bool {
     match object {
         Object::Route(Family::V6) => {
-            matches!(errno, libc::EACCES | libc::EINVAL | libc::EAFNOSUPPORT | libc::EOPNOTSUPP)
+            matches!(
+                errno,
+                libc::EACCES | libc::EINVAL | libc::EAFNOSUPPORT | libc::EOPNOTSUPP
+            )
         }
         Object::Rule(Family::V6) => matches!(errno, libc::EAFNOSUPPORT | libc::EOPNOTSUPP),
         _ => false,
@@ -165,7 +185,11 @@ fn lacks_ipv6(object: Object, errno: i32) -> bool {
 }
 
 /// Sends one message per object, creating with `flags` or deleting without; returns refusals.
-fn send(socket: &RouteSocket, objects: &[Object], flags: u16) -> Result<Vec<(Object, Refusal)>, NetlinkError> {
+fn send(
+    socket: &RouteSocket,
+    objects: &[Object],
+    flags: u16,
+) -> Result<Vec<(Object, Refusal)>, NetlinkError> {
     if objects.is_empty() {
         return Ok(Vec::new());
     }
@@ -237,7 +261,11 @@ fn route_exists(socket: &RouteSocket, family: Family) -> Result<bool, NetlinkErr
     header[0] = family_number(family);
     let found = socket.query(
         "the routes of our table",
-        |sequence| dump(GETROUTE, sequence, &header, |w| w.ne32(RTA_TABLE, PolicyRouting::TABLE)),
+        |sequence| {
+            dump(GETROUTE, sequence, &header, |w| {
+                w.ne32(RTA_TABLE, PolicyRouting::TABLE)
+            })
+        },
         || false,
         |found, message| {
             let attributes = message.attributes(FIXED);
@@ -267,7 +295,10 @@ fn loopback_has_ipv6(socket: &RouteSocket) -> Result<bool, NetlinkError> {
         },
         || false,
         |enabled, message| {
-            let values = message.attributes(LINK_FIXED).nested(IFLA_AF_SPEC).nested(u16::from(AF_INET6));
+            let values = message
+                .attributes(LINK_FIXED)
+                .nested(IFLA_AF_SPEC)
+                .nested(u16::from(AF_INET6));
             let values = values.find(IFLA_INET6_CONF).unwrap_or_default();
             *enabled |= u32_ne(values, DEVCONF_DISABLE_IPV6 * 4) == Some(0);
         },
@@ -278,7 +309,10 @@ fn loopback_has_ipv6(socket: &RouteSocket) -> Result<bool, NetlinkError> {
 fn absent_family(found: Result<bool, NetlinkError>) -> Result<bool, NetlinkError> {
     match found {
         Err(error)
-            if matches!(error.errno(), Some(libc::ENOENT | libc::EAFNOSUPPORT | libc::EOPNOTSUPP)) =>
+            if matches!(
+                error.errno(),
+                Some(libc::ENOENT | libc::EAFNOSUPPORT | libc::EOPNOTSUPP)
+            ) =>
         {
             Ok(false)
         }

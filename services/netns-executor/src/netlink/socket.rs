@@ -9,7 +9,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recvmsg, sendto, socket};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recvmsg, sendto, socket,
+};
 
 use super::bytes::{Attributes, HEADER, Message, Messages, u32_ne};
 use super::error::NetlinkError;
@@ -61,7 +63,11 @@ pub struct Refusal {
 impl Refusal {
     /// As an error about `request`.
     pub fn into_error(self, request: impl Into<String>) -> NetlinkError {
-        let detail = if self.text.is_empty() { String::new() } else { format!(" ({})", self.text) };
+        let detail = if self.text.is_empty() {
+            String::new()
+        } else {
+            format!(" ({})", self.text)
+        };
         NetlinkError::Refused {
             request: request.into(),
             detail,
@@ -79,16 +85,28 @@ impl Channel {
         if (domain, found) != (libc::AF_NETLINK, protocol) {
             return Err(wrong(format!(": domain {domain}, protocol {found}")));
         }
-        for option in [libc::NETLINK_CAP_ACK, libc::NETLINK_EXT_ACK, libc::NETLINK_GET_STRICT_CHK] {
+        for option in [
+            libc::NETLINK_CAP_ACK,
+            libc::NETLINK_EXT_ACK,
+            libc::NETLINK_GET_STRICT_CHK,
+        ] {
             sys::enable(fd.as_fd(), libc::SOL_NETLINK, option)
                 .map_err(|source| NetlinkError::socket("setsockopt", source))?;
         }
-        Ok(Self { fd, sequence: AtomicU32::new(1) })
+        Ok(Self {
+            fd,
+            sequence: AtomicU32::new(1),
+        })
     }
 
     fn open(protocol: SockProtocol) -> Result<OwnedFd, NetlinkError> {
-        socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)
-            .map_err(|source| NetlinkError::socket("socket", source))
+        socket(
+            AddressFamily::Netlink,
+            SockType::Raw,
+            SockFlag::SOCK_CLOEXEC,
+            protocol,
+        )
+        .map_err(|source| NetlinkError::socket("socket", source))
     }
 
     fn next_sequence(&self) -> u32 {
@@ -122,7 +140,10 @@ impl Channel {
             let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
             let mut parts = [IoSliceMut::new(buffer)];
             let (length, from) = match recvmsg::<NetlinkAddr>(self.fd.as_raw_fd(), &mut parts, None, flags) {
-                Ok(received) => (received.bytes, received.address.map_or(0, |address| address.pid())),
+                Ok(received) => (
+                    received.bytes,
+                    received.address.map_or(0, |address| address.pid()),
+                ),
                 Err(Errno::EAGAIN) => return Ok(None),
                 Err(Errno::EINTR) => continue,
                 Err(source) => return Err(NetlinkError::socket("recvmsg", source)),
@@ -132,7 +153,9 @@ impl Channel {
                 continue;
             }
             if length > buffer.len() {
-                return Err(NetlinkError::Incomplete { request: "a netlink request (datagram cut)" });
+                return Err(NetlinkError::Incomplete {
+                    request: "a netlink request (datagram cut)",
+                });
             }
             return Ok(Some(&buffer[..length]));
         }
@@ -163,7 +186,9 @@ impl Channel {
             }
         }
         if refusals.is_empty() && !acknowledged {
-            return Err(NetlinkError::Incomplete { request: "a transaction" });
+            return Err(NetlinkError::Incomplete {
+                request: "a transaction",
+            });
         }
         Ok(refusals)
     }
@@ -197,10 +222,17 @@ impl Channel {
                 }
             }
             if !interrupted {
-                return if finished { Ok(state) } else { Err(NetlinkError::Incomplete { request }) };
+                return if finished {
+                    Ok(state)
+                } else {
+                    Err(NetlinkError::Incomplete { request })
+                };
             }
         }
-        Err(NetlinkError::Interrupted { request, attempts: DUMP_ATTEMPTS })
+        Err(NetlinkError::Interrupted {
+            request,
+            attempts: DUMP_ATTEMPTS,
+        })
     }
 }
 
@@ -223,9 +255,16 @@ fn verdict(message: &Message<'_>) -> Option<Result<(), Refusal>> {
             (_, false) => 4 + request.next_multiple_of(4),
         };
         let attributes = Attributes(message.payload.get(skip..).unwrap_or_default());
-        text = attributes.string(NLMSGERR_ATTR_MSG).unwrap_or_default().to_owned();
+        text = attributes
+            .string(NLMSGERR_ATTR_MSG)
+            .unwrap_or_default()
+            .to_owned();
     }
-    Some(Err(Refusal { sequence: message.sequence, errno: code.saturating_neg(), text }))
+    Some(Err(Refusal {
+        sequence: message.sequence,
+        errno: code.saturating_neg(),
+        text,
+    }))
 }
 
 macro_rules! socket_type {
@@ -314,6 +353,9 @@ pub struct PodSockets {
 impl PodSockets {
     /// Opens both in the calling thread's network namespace.
     pub fn open() -> Result<Self, NetlinkError> {
-        Ok(Self { netfilter: NetfilterSocket::open()?, route: RouteSocket::open()? })
+        Ok(Self {
+            netfilter: NetfilterSocket::open()?,
+            route: RouteSocket::open()?,
+        })
     }
 }

@@ -1,5 +1,8 @@
 //! Socket calls that neither std nor nix offers.
-#![expect(unsafe_code, reason = "getsockopt, setsockopt and ioctl with constants nix does not know")]
+#![expect(
+    unsafe_code,
+    reason = "getsockopt, setsockopt and ioctl with constants nix does not know"
+)]
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -16,9 +19,20 @@ where
     let mut value = T::default();
     let mut length = libc::socklen_t::try_from(size_of::<T>()).unwrap_or_default();
     // SAFETY: value and length are valid for writes of the size that length says; T is a plain integer.
-    let result =
-        unsafe { libc::getsockopt(fd.as_raw_fd(), level, option, (&raw mut value).cast(), &raw mut length) };
-    if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            level,
+            option,
+            (&raw mut value).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 {
+        Ok(value)
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Switches a boolean socket option on.
@@ -27,7 +41,11 @@ pub(super) fn enable(fd: BorrowedFd<'_>, level: libc::c_int, option: libc::c_int
     let length = libc::socklen_t::try_from(size_of_val(&on)).unwrap_or_default();
     // SAFETY: `on` is valid for reads of `length` bytes during the call.
     let result = unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, (&raw const on).cast(), length) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// The network namespace a socket belongs to (`SIOCGSKNS`, Linux 4.9).

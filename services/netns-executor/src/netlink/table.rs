@@ -26,11 +26,19 @@ pub struct EncodedRuleSet {
 impl EncodedRuleSet {
     /// Encodes a rule set.
     pub fn new(rule_set: RuleSet) -> Self {
-        let expressions =
-            rule_set.chains.iter().map(|chain| chain.rules.iter().map(expression::encode).collect()).collect();
+        let expressions = rule_set
+            .chains
+            .iter()
+            .map(|chain| chain.rules.iter().map(expression::encode).collect())
+            .collect();
         let mut batch = Batch::new();
         push_all(&mut batch, &rule_set);
-        Self { fingerprint: rule_set.fingerprint(), expressions, create: batch.finish(), rule_set }
+        Self {
+            fingerprint: rule_set.fingerprint(),
+            expressions,
+            create: batch.finish(),
+            rule_set,
+        }
     }
 }
 
@@ -127,7 +135,11 @@ fn read_chains(socket: &NetfilterSocket, table: &str) -> Result<Vec<ChainState>,
             }
             let hook = attributes.nested(4);
             let base = hook.be32(1).zip(hook.be32(2)).map(|(number, priority)| {
-                (attributes.string(7).unwrap_or_default().to_owned(), number, priority.cast_signed())
+                (
+                    attributes.string(7).unwrap_or_default().to_owned(),
+                    number,
+                    priority.cast_signed(),
+                )
             });
             chains.push(ChainState {
                 name: attributes.string(3).unwrap_or_default().to_owned(),
@@ -213,7 +225,9 @@ pub fn generation(socket: &NetfilterSocket) -> Result<u32, NetlinkError> {
         || None,
         |found, message| *found = message.attributes(FIXED).be32(1),
     )?;
-    found.ok_or(NetlinkError::Incomplete { request: "the generation" })
+    found.ok_or(NetlinkError::Incomplete {
+        request: "the generation",
+    })
 }
 
 /// How the table differs from what it should be, one line a difference.
@@ -280,7 +294,11 @@ fn replacement(wanted: &EncodedRuleSet, state: &TableState, comparison: &Compari
         return batch;
     }
     if !comparison.structural {
-        for chain in rule_set.chains.iter().filter(|chain| comparison.stale_chains.contains(&chain.name)) {
+        for chain in rule_set
+            .chains
+            .iter()
+            .filter(|chain| comparison.stale_chains.contains(&chain.name))
+        {
             batch.flush_chain(table, chain.name);
             for rule in &chain.rules {
                 batch.new_rule(table, chain.name, rule);
@@ -289,10 +307,20 @@ fn replacement(wanted: &EncodedRuleSet, state: &TableState, comparison: &Compari
         return batch;
     }
     batch.flush_table(table);
-    for name in state.chains.iter().map(|chain| &chain.name).filter(|name| comparison.removed.contains(name)) {
+    for name in state
+        .chains
+        .iter()
+        .map(|chain| &chain.name)
+        .filter(|name| comparison.removed.contains(name))
+    {
         batch.delete_chain(table, name);
     }
-    for name in state.sets.iter().map(|set| &set.name).filter(|name| comparison.removed.contains(name)) {
+    for name in state
+        .sets
+        .iter()
+        .map(|set| &set.name)
+        .filter(|name| comparison.removed.contains(name))
+    {
         batch.delete_set(table, name);
     }
     push_all(&mut batch, rule_set);

@@ -8,9 +8,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use sluice_proto::ambient::AmbientOptions;
 
 use super::{
-    Action, AddressSet, Chain, ChainKind, Family, HOST_TABLE, Hook, HostOptions, Is, MARK_LOCAL_REPLY, MARK_PROXY,
-    Match, PORT_DNS, PORT_HBONE, PORT_INBOUND, PORT_OUTBOUND, PROBES_V4, PROBES_V6, Protocol, Rule, RuleSet,
-    ZONE_PROXY_DNS,
+    Action, AddressSet, Chain, ChainKind, Family, HOST_TABLE, Hook, HostOptions, Is, MARK_LOCAL_REPLY,
+    MARK_PROXY, Match, PORT_DNS, PORT_HBONE, PORT_INBOUND, PORT_OUTBOUND, PROBES_V4, PROBES_V6, Protocol,
+    Rule, RuleSet, ZONE_PROXY_DNS,
 };
 
 const RAW: i32 = -310;
@@ -36,26 +36,6 @@ pub(super) fn ambient(options: &AmbientOptions) -> Vec<Chain> {
 /// The empty nat chains keep conntrack's translation of kept connections alive, the mark rules keep conntrack itself.
 pub(super) fn draining(options: &AmbientOptions) -> Vec<Chain> {
     let mut chains = Vec::with_capacity(6);
-    if options.dns_capture {
-        let own_query = Rule {
-            matches: own_family(
-                options,
-                vec![Match::DestinationPort(Protocol::Udp, Is::Equal, 53), Match::Mark(Is::Equal, MARK_PROXY)],
-            ),
-            counter: false,
-            action: Action::SetZone(ZONE_PROXY_DNS),
-        };
-        let answer = Rule {
-            matches: own_family(
-                options,
-                vec![Match::SourcePort(Protocol::Udp, Is::Equal, 53), Match::Mark(Is::Not, MARK_PROXY)],
-            ),
-            counter: false,
-            action: Action::SetZone(ZONE_PROXY_DNS),
-        };
-        chains.push(chain("raw-prerouting", ChainKind::Filter, Hook::Prerouting, RAW, vec![answer]));
-        chains.push(chain("raw-output", ChainKind::Filter, Hook::Output, RAW, vec![own_query]));
-    }
     let note_proxy = Rule {
         matches: own_family(options, vec![Match::Mark(Is::Equal, MARK_PROXY)]),
         counter: false,
@@ -66,18 +46,83 @@ pub(super) fn draining(options: &AmbientOptions) -> Vec<Chain> {
         counter: false,
         action: Action::RestoreMark,
     };
-    chains.push(chain("mangle-prerouting", ChainKind::Filter, Hook::Prerouting, MANGLE, vec![note_proxy]));
-    chains.push(chain("mangle-output", ChainKind::Route, Hook::Output, MANGLE, vec![restore]));
-    chains.push(chain("nat-prerouting", ChainKind::Nat, Hook::Prerouting, DESTINATION_NAT, Vec::new()));
-    chains.push(chain("nat-output", ChainKind::Nat, Hook::Output, DESTINATION_NAT, Vec::new()));
+    chains.push(chain(
+        "mangle-prerouting",
+        ChainKind::Filter,
+        Hook::Prerouting,
+        MANGLE,
+        vec![note_proxy],
+    ));
+    chains.push(chain(
+        "mangle-output",
+        ChainKind::Route,
+        Hook::Output,
+        MANGLE,
+        vec![restore],
+    ));
+    chains.push(chain(
+        "nat-prerouting",
+        ChainKind::Nat,
+        Hook::Prerouting,
+        DESTINATION_NAT,
+        Vec::new(),
+    ));
+    chains.push(chain(
+        "nat-output",
+        ChainKind::Nat,
+        Hook::Output,
+        DESTINATION_NAT,
+        Vec::new(),
+    ));
+    // Last, so that switching DNS capture on and off leaves the order of the others.
+    if options.dns_capture {
+        let own_query = Rule {
+            matches: own_family(
+                options,
+                vec![
+                    Match::DestinationPort(Protocol::Udp, Is::Equal, 53),
+                    Match::Mark(Is::Equal, MARK_PROXY),
+                ],
+            ),
+            counter: false,
+            action: Action::SetZone(ZONE_PROXY_DNS),
+        };
+        let answer = Rule {
+            matches: own_family(
+                options,
+                vec![
+                    Match::SourcePort(Protocol::Udp, Is::Equal, 53),
+                    Match::Mark(Is::Not, MARK_PROXY),
+                ],
+            ),
+            counter: false,
+            action: Action::SetZone(ZONE_PROXY_DNS),
+        };
+        chains.push(chain(
+            "raw-prerouting",
+            ChainKind::Filter,
+            Hook::Prerouting,
+            RAW,
+            vec![answer],
+        ));
+        chains.push(chain(
+            "raw-output",
+            ChainKind::Filter,
+            Hook::Output,
+            RAW,
+            vec![own_query],
+        ));
+    }
     chains
 }
 
 fn inbound_redirections(options: &AmbientOptions) -> Vec<Rule> {
     let mut rules = Vec::new();
     for interface in &options.virtual_interfaces {
-        let matches =
-            vec![Match::InInterface(Is::Equal, interface.clone()), Match::Protocol(Protocol::Tcp)];
+        let matches = vec![
+            Match::InInterface(Is::Equal, interface.clone()),
+            Match::Protocol(Protocol::Tcp),
+        ];
         rules.push(redirect(own_family(options, matches), PORT_OUTBOUND));
     }
     if !options.bypass_inbound_capture {
@@ -130,10 +175,16 @@ fn outbound_redirections(options: &AmbientOptions) -> Vec<Rule> {
 
 /// The host's table.
 pub(super) fn host(options: &HostOptions) -> RuleSet {
-    let mut sets = vec![AddressSet { name: PROBES_V4, family: Family::V4 }];
+    let mut sets = vec![AddressSet {
+        name: PROBES_V4,
+        family: Family::V4,
+    }];
     let mut probes = vec![(Family::V4, PROBES_V4, IpAddr::V4(options.probe_ipv4))];
     if options.ipv6 {
-        sets.push(AddressSet { name: PROBES_V6, family: Family::V6 });
+        sets.push(AddressSet {
+            name: PROBES_V6,
+            family: Family::V6,
+        });
         probes.push((Family::V6, PROBES_V6, IpAddr::V6(options.probe_ipv6)));
     }
     let rules = probes
@@ -148,8 +199,18 @@ pub(super) fn host(options: &HostOptions) -> RuleSet {
             action: Action::SnatTo(probe),
         })
         .collect();
-    let postrouting = chain("postrouting", ChainKind::Nat, Hook::Postrouting, SOURCE_NAT, rules);
-    RuleSet { table: HOST_TABLE, sets, chains: vec![postrouting] }
+    let postrouting = chain(
+        "postrouting",
+        ChainKind::Nat,
+        Hook::Postrouting,
+        SOURCE_NAT,
+        rules,
+    );
+    RuleSet {
+        table: HOST_TABLE,
+        sets,
+        chains: vec![postrouting],
+    }
 }
 
 struct Addresses {
@@ -158,10 +219,15 @@ struct Addresses {
 }
 
 fn families(options: &AmbientOptions) -> Vec<Addresses> {
-    let mut families =
-        vec![Addresses { loopback: Ipv4Addr::LOCALHOST.into(), probe: options.probe_ipv4.into() }];
+    let mut families = vec![Addresses {
+        loopback: Ipv4Addr::LOCALHOST.into(),
+        probe: options.probe_ipv4.into(),
+    }];
     if options.ipv6 {
-        families.push(Addresses { loopback: Ipv6Addr::LOCALHOST.into(), probe: options.probe_ipv6.into() });
+        families.push(Addresses {
+            loopback: Ipv6Addr::LOCALHOST.into(),
+            probe: options.probe_ipv6.into(),
+        });
     }
     families
 }
@@ -175,9 +241,19 @@ fn own_family(options: &AmbientOptions, mut matches: Vec<Match>) -> Vec<Match> {
 }
 
 fn redirect(matches: Vec<Match>, port: u16) -> Rule {
-    Rule { matches, counter: true, action: Action::Redirect(port) }
+    Rule {
+        matches,
+        counter: true,
+        action: Action::Redirect(port),
+    }
 }
 
 fn chain(name: &'static str, kind: ChainKind, hook: Hook, priority: i32, rules: Vec<Rule>) -> Chain {
-    Chain { name, kind, hook, priority, rules }
+    Chain {
+        name,
+        kind,
+        hook,
+        priority,
+        rules,
+    }
 }

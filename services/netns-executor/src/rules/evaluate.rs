@@ -8,7 +8,8 @@ use std::net::IpAddr;
 use sluice_proto::id::InterfaceName;
 
 use super::{
-    Action, Chain, ChainKind, Family, Hook, Is, MARK_LOCAL_REPLY, MARK_MASK, Match, PolicyRouting, Protocol, Rule, RuleSet,
+    Action, Chain, ChainKind, Family, Hook, Is, MARK_LOCAL_REPLY, MARK_MASK, Match, PolicyRouting, Protocol,
+    Rule, RuleSet,
 };
 
 /// A packet at a hook.
@@ -91,7 +92,11 @@ impl Evaluation {
 ///
 /// `in_set` answers whether an address is an element of a named set.
 pub fn evaluate(rule_set: &RuleSet, packet: &Packet, in_set: impl Fn(&str, IpAddr) -> bool) -> Evaluation {
-    let mut chains: Vec<&Chain> = rule_set.chains.iter().filter(|chain| chain.hook == packet.hook).collect();
+    let mut chains: Vec<&Chain> = rule_set
+        .chains
+        .iter()
+        .filter(|chain| chain.hook == packet.hook)
+        .collect();
     chains.sort_by_key(|chain| chain.priority);
     let mut walk = Walk {
         packet: packet.clone(),
@@ -163,7 +168,9 @@ impl Walk<'_> {
         match condition {
             Match::Family(family) => Family::of(packet.destination) == *family,
             Match::Protocol(protocol) => packet.protocol == *protocol,
-            Match::Source(is, address) => same_family(packet.source, *address) && is.of(packet.source == *address),
+            Match::Source(is, address) => {
+                same_family(packet.source, *address) && is.of(packet.source == *address)
+            }
             Match::Destination(is, address) => {
                 same_family(packet.destination, *address) && is.of(packet.destination == *address)
             }

@@ -55,27 +55,70 @@ pub fn payload(options: &AmbientOptions, family: Family) -> String {
 /// built-in ones.
 pub fn rule_set(options: &AmbientOptions, family: Family) -> RuleSet {
     let specification: [(&str, &str, &'static str, ChainKind, Hook, i32); 6] = [
-        ("raw", PREROUTING, "raw PREROUTING", ChainKind::Filter, Hook::Prerouting, -300),
+        (
+            "raw",
+            PREROUTING,
+            "raw PREROUTING",
+            ChainKind::Filter,
+            Hook::Prerouting,
+            -300,
+        ),
         ("raw", OUTPUT, "raw OUTPUT", ChainKind::Filter, Hook::Output, -300),
-        ("mangle", PREROUTING, "mangle PREROUTING", ChainKind::Filter, Hook::Prerouting, -150),
-        ("mangle", OUTPUT, "mangle OUTPUT", ChainKind::Route, Hook::Output, -150),
-        ("nat", PREROUTING, "nat PREROUTING", ChainKind::Nat, Hook::Prerouting, -100),
+        (
+            "mangle",
+            PREROUTING,
+            "mangle PREROUTING",
+            ChainKind::Filter,
+            Hook::Prerouting,
+            -150,
+        ),
+        (
+            "mangle",
+            OUTPUT,
+            "mangle OUTPUT",
+            ChainKind::Route,
+            Hook::Output,
+            -150,
+        ),
+        (
+            "nat",
+            PREROUTING,
+            "nat PREROUTING",
+            ChainKind::Nat,
+            Hook::Prerouting,
+            -100,
+        ),
         ("nat", OUTPUT, "nat OUTPUT", ChainKind::Nat, Hook::Output, -100),
     ];
     let entries = entries(options, family);
     let chains = specification
         .into_iter()
         .map(|(table, chain, name, kind, hook, priority)| {
-            let of_chain = entries.iter().filter(|entry| entry.table == table && entry.chain == chain);
-            Chain { name, kind, hook, priority, rules: of_chain.filter_map(|entry| entry.meaning.clone()).collect() }
+            let of_chain = entries
+                .iter()
+                .filter(|entry| entry.table == table && entry.chain == chain);
+            Chain {
+                name,
+                kind,
+                hook,
+                priority,
+                rules: of_chain.filter_map(|entry| entry.meaning.clone()).collect(),
+            }
         })
         .collect();
-    RuleSet { table: "istio", sets: Vec::new(), chains }
+    RuleSet {
+        table: "istio",
+        sets: Vec::new(),
+        chains,
+    }
 }
 
 /// Own chains in the order the incumbent creates them: those that have rules, then those only jumped to.
 fn created_chains<'a>(entries: &[&'a Entry]) -> Vec<&'a str> {
-    let own = entries.iter().map(|entry| entry.chain).filter(|chain| chain.starts_with("ISTIO"));
+    let own = entries
+        .iter()
+        .map(|entry| entry.chain)
+        .filter(|chain| chain.starts_with("ISTIO"));
     let targets = entries.iter().filter_map(|entry| entry.text.strip_prefix("-j "));
     let mut chains = Vec::new();
     for chain in own.chain(targets) {
@@ -88,8 +131,16 @@ fn created_chains<'a>(entries: &[&'a Entry]) -> Vec<&'a str> {
 
 fn entries(options: &AmbientOptions, family: Family) -> Vec<Entry> {
     let (probe, loopback, loopback_text): (IpAddr, IpAddr, &str) = match family {
-        Family::V4 => (options.probe_ipv4.into(), std::net::Ipv4Addr::LOCALHOST.into(), "127.0.0.1/32"),
-        Family::V6 => (options.probe_ipv6.into(), std::net::Ipv6Addr::LOCALHOST.into(), "::1/128"),
+        Family::V4 => (
+            options.probe_ipv4.into(),
+            std::net::Ipv4Addr::LOCALHOST.into(),
+            "127.0.0.1/32",
+        ),
+        Family::V6 => (
+            options.probe_ipv6.into(),
+            std::net::Ipv6Addr::LOCALHOST.into(),
+            "::1/128",
+        ),
     };
     let dns = options.dns_capture;
     let inbound = !options.bypass_inbound_capture;
@@ -104,9 +155,20 @@ fn entries(options: &AmbientOptions, family: Family) -> Vec<Entry> {
     }
     list.push(jump("nat", "PREROUTING", PREROUTING));
     for interface in &options.virtual_interfaces {
-        let matches = || vec![Match::InInterface(Is::Equal, interface.clone()), Match::Protocol(Protocol::Tcp)];
+        let matches = || {
+            vec![
+                Match::InInterface(Is::Equal, interface.clone()),
+                Match::Protocol(Protocol::Tcp),
+            ]
+        };
         let text = format!("-i {interface} -p tcp -j REDIRECT --to-ports 15001");
-        list.push(entry("nat", PREROUTING, text, matches(), Action::Redirect(PORT_OUTBOUND)));
+        list.push(entry(
+            "nat",
+            PREROUTING,
+            text,
+            matches(),
+            Action::Redirect(PORT_OUTBOUND),
+        ));
         let text = format!("-i {interface} -p tcp -j RETURN");
         list.push(entry("nat", PREROUTING, text, matches(), Action::Accept));
     }
@@ -119,10 +181,25 @@ fn entries(options: &AmbientOptions, family: Family) -> Vec<Entry> {
     ));
     if inbound {
         let matches = vec![Match::Source(Is::Equal, probe), Match::Protocol(Protocol::Tcp)];
-        list.push(entry("nat", PREROUTING, format!("-s {probe} -p tcp -m tcp -j ACCEPT"), matches, Action::Accept));
+        list.push(entry(
+            "nat",
+            PREROUTING,
+            format!("-s {probe} -p tcp -m tcp -j ACCEPT"),
+            matches,
+            Action::Accept,
+        ));
     }
-    let matches = vec![Match::Destination(Is::Equal, probe), Match::Protocol(Protocol::Tcp)];
-    list.push(entry("nat", OUTPUT, format!("-d {probe} -p tcp -m tcp -j ACCEPT"), matches, Action::Accept));
+    let matches = vec![
+        Match::Destination(Is::Equal, probe),
+        Match::Protocol(Protocol::Tcp),
+    ];
+    list.push(entry(
+        "nat",
+        OUTPUT,
+        format!("-d {probe} -p tcp -m tcp -j ACCEPT"),
+        matches,
+        Action::Accept,
+    ));
     if inbound {
         list.push(entry(
             "nat",
@@ -166,7 +243,9 @@ fn dns_entries(loopback: IpAddr, loopback_text: &str) -> [Entry; 4] {
         entry(
             "nat",
             OUTPUT,
-            format!("! -d {loopback_text} -p tcp --dport 53 -m mark ! --mark 0x539/0xfff -j REDIRECT --to-ports 15053"),
+            format!(
+                "! -d {loopback_text} -p tcp --dport 53 -m mark ! --mark 0x539/0xfff -j REDIRECT --to-ports 15053"
+            ),
             vec![
                 Match::Destination(Is::Not, loopback),
                 Match::DestinationPort(Protocol::Tcp, Is::Equal, 53),
@@ -178,14 +257,20 @@ fn dns_entries(loopback: IpAddr, loopback_text: &str) -> [Entry; 4] {
             "raw",
             OUTPUT,
             "-p udp -m mark --mark 0x539/0xfff -m udp --dport 53 -j CT --zone 1",
-            vec![Match::DestinationPort(Protocol::Udp, Is::Equal, 53), Match::Mark(Is::Equal, MARK_PROXY)],
+            vec![
+                Match::DestinationPort(Protocol::Udp, Is::Equal, 53),
+                Match::Mark(Is::Equal, MARK_PROXY),
+            ],
             Action::SetZone(ZONE_PROXY_DNS),
         ),
         entry(
             "raw",
             PREROUTING,
             "-p udp -m mark ! --mark 0x539/0xfff -m udp --sport 53 -j CT --zone 1",
-            vec![Match::SourcePort(Protocol::Udp, Is::Equal, 53), Match::Mark(Is::Not, MARK_PROXY)],
+            vec![
+                Match::SourcePort(Protocol::Udp, Is::Equal, 53),
+                Match::Mark(Is::Not, MARK_PROXY),
+            ],
             Action::SetZone(ZONE_PROXY_DNS),
         ),
     ]
@@ -197,14 +282,20 @@ fn outbound_entries(loopback: IpAddr, loopback_text: &str) -> [Entry; 3] {
             "nat",
             OUTPUT,
             "-p tcp -m mark --mark 0x111/0xfff -j ACCEPT",
-            vec![Match::Protocol(Protocol::Tcp), Match::Mark(Is::Equal, MARK_LOCAL_REPLY)],
+            vec![
+                Match::Protocol(Protocol::Tcp),
+                Match::Mark(Is::Equal, MARK_LOCAL_REPLY),
+            ],
             Action::Accept,
         ),
         entry(
             "nat",
             OUTPUT,
             format!("! -d {loopback_text} -o lo -j ACCEPT"),
-            vec![Match::OutLoopback(Is::Equal), Match::Destination(Is::Not, loopback)],
+            vec![
+                Match::OutLoopback(Is::Equal),
+                Match::Destination(Is::Not, loopback),
+            ],
             Action::Accept,
         ),
         entry(
@@ -222,7 +313,12 @@ fn outbound_entries(loopback: IpAddr, loopback_text: &str) -> [Entry; 3] {
 }
 
 fn jump(table: &'static str, chain: &'static str, target: &'static str) -> Entry {
-    Entry { table, chain, text: format!("-j {target}"), meaning: None }
+    Entry {
+        table,
+        chain,
+        text: format!("-j {target}"),
+        meaning: None,
+    }
 }
 
 fn entry(
@@ -232,5 +328,14 @@ fn entry(
     matches: Vec<Match>,
     action: Action,
 ) -> Entry {
-    Entry { table, chain, text: text.into(), meaning: Some(Rule { matches, counter: false, action }) }
+    Entry {
+        table,
+        chain,
+        text: text.into(),
+        meaning: Some(Rule {
+            matches,
+            counter: false,
+            action,
+        }),
+    }
 }

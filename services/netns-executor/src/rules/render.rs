@@ -4,7 +4,8 @@ use std::fmt;
 use std::net::IpAddr;
 
 use super::{
-    Action, AddressSet, Chain, ChainKind, Family, Hook, Is, MARK_MASK, Match, PolicyRouting, Protocol, Rule, RuleSet,
+    Action, AddressSet, Chain, ChainKind, Family, Hook, Is, MARK_MASK, Match, PolicyRouting, Protocol, Rule,
+    RuleSet,
 };
 
 /// A file that `nft -f` accepts.
@@ -57,7 +58,10 @@ impl fmt::Display for Chain {
 impl Chain {
     /// Type, hook, priority and policy.
     pub fn declaration(&self) -> String {
-        format!("type {} hook {} priority {}; policy accept;", self.kind, self.hook, self.priority)
+        format!(
+            "type {} hook {} priority {}; policy accept;",
+            self.kind, self.hook, self.priority
+        )
     }
 }
 
@@ -120,7 +124,11 @@ impl fmt::Display for Action {
             Self::Redirect(port) => write!(f, "redirect to :{port}"),
             Self::SnatTo(address) => write!(f, "snat {} to {address}", family_word(*address)),
             Self::SetCtMark(value) => {
-                write!(f, "ct mark set ct mark & {:#010x} | {value:#010x}", !MARK_MASK | value)
+                write!(
+                    f,
+                    "ct mark set ct mark & {:#010x} | {value:#010x}",
+                    !MARK_MASK | value
+                )
             }
             Self::RestoreMark => f.write_str("meta mark set ct mark"),
             Self::SetZone(zone) => write!(f, "ct zone set {zone}"),

@@ -15,8 +15,17 @@ fn interface(name: &str) -> InterfaceName {
 }
 
 fn options(dns_capture: bool, bypass_inbound_capture: bool, interfaces: usize, ipv6: bool) -> AmbientOptions {
-    let virtual_interfaces = ["fake1s0f0", "fake1s0f1"][..interfaces].iter().map(|name| interface(name)).collect();
-    AmbientOptions { dns_capture, bypass_inbound_capture, virtual_interfaces, ipv6, ..AmbientOptions::default() }
+    let virtual_interfaces = ["fake1s0f0", "fake1s0f1"][..interfaces]
+        .iter()
+        .map(|name| interface(name))
+        .collect();
+    AmbientOptions {
+        dns_capture,
+        bypass_inbound_capture,
+        virtual_interfaces,
+        ipv6,
+        ..AmbientOptions::default()
+    }
 }
 
 /// Every combination of options but IPv6, with its name.
@@ -35,7 +44,9 @@ fn combinations() -> Vec<(String, AmbientOptions)> {
 
 /// Compares with a file of `testdata/`, or writes it if `BLESS` is set.
 fn golden(name: &str, text: &str) {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("testdata").join(name);
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("testdata")
+        .join(name);
     if std::env::var_os("BLESS").is_some() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, text).unwrap();
@@ -47,32 +58,53 @@ fn golden(name: &str, text: &str) {
 #[test]
 fn iptables_payload_is_the_incumbents_for_every_combination() {
     for (name, options) in combinations() {
-        golden(&format!("iptables/{name}.v4.golden"), &iptables::payload(&options, Family::V4));
-        golden(&format!("iptables/{name}.v6.golden"), &iptables::payload(&options, Family::V6));
+        golden(
+            &format!("iptables/{name}.v4.golden"),
+            &iptables::payload(&options, Family::V4),
+        );
+        golden(
+            &format!("iptables/{name}.v6.golden"),
+            &iptables::payload(&options, Family::V6),
+        );
     }
 }
 
 #[test]
 fn nft_rule_set_is_as_reviewed_for_every_combination() {
     for (name, options) in combinations() {
-        golden(&format!("nft/{name}.golden"), &RuleSet::for_desired(&Desired::Ambient(options)).to_string());
+        golden(
+            &format!("nft/{name}.golden"),
+            &RuleSet::for_desired(&Desired::Ambient(options)).to_string(),
+        );
     }
     let v4_only = options(true, false, 1, false);
-    golden("nft/v4-only.golden", &RuleSet::for_desired(&Desired::Ambient(v4_only)).to_string());
+    golden(
+        "nft/v4-only.golden",
+        &RuleSet::for_desired(&Desired::Ambient(v4_only)).to_string(),
+    );
     let leaving = Desired::Draining(AmbientOptions::default());
     golden("nft/draining.golden", &RuleSet::for_desired(&leaving).to_string());
-    golden("nft/host.golden", &RuleSet::host(&HostOptions::default()).to_string());
+    golden(
+        "nft/host.golden",
+        &RuleSet::host(&HostOptions::default()).to_string(),
+    );
 }
 
 #[test]
 fn a_dual_stack_pod_needs_eleven_rules() {
-    assert_eq!(RuleSet::for_desired(&Desired::Ambient(AmbientOptions::default())).rule_count(), 11);
+    assert_eq!(
+        RuleSet::for_desired(&Desired::Ambient(AmbientOptions::default())).rule_count(),
+        11
+    );
 }
 
 #[test]
 fn fingerprints_are_stable_and_tell_options_apart() {
     let of = |desired: &Desired| RuleSet::for_desired(desired).fingerprint().to_string();
-    let mut seen: Vec<String> = combinations().into_iter().map(|(_, options)| of(&Desired::Ambient(options))).collect();
+    let mut seen: Vec<String> = combinations()
+        .into_iter()
+        .map(|(_, options)| of(&Desired::Ambient(options)))
+        .collect();
     seen.push(of(&Desired::Draining(AmbientOptions::default())));
     seen.push(of(&Desired::None));
     assert_eq!(of(&Desired::None), "cbf29ce484222325");
@@ -86,9 +118,18 @@ fn fingerprints_are_stable_and_tell_options_apart() {
 fn leaving_keeps_chains_marks_and_routes() {
     let options = AmbientOptions::default();
     let (inside, leaving) = (Desired::Ambient(options.clone()), Desired::Draining(options));
-    let names = |desired: &Desired| RuleSet::for_desired(desired).chains.iter().map(|chain| chain.name).collect::<Vec<_>>();
+    let names = |desired: &Desired| {
+        RuleSet::for_desired(desired)
+            .chains
+            .iter()
+            .map(|chain| chain.name)
+            .collect::<Vec<_>>()
+    };
     assert_eq!(names(&inside), names(&leaving));
-    assert_eq!(PolicyRouting::for_desired(&inside), PolicyRouting::for_desired(&leaving));
+    assert_eq!(
+        PolicyRouting::for_desired(&inside),
+        PolicyRouting::for_desired(&leaving)
+    );
     assert!(!RuleSet::for_desired(&leaving).to_string().contains("redirect"));
     assert!(RuleSet::for_desired(&Desired::None).is_empty());
     assert_eq!(PolicyRouting::for_desired(&Desired::None), None);
@@ -99,7 +140,11 @@ fn packet(hook: Hook, protocol: Protocol, destination: &str, destination_port: u
     Packet {
         hook,
         protocol,
-        source: if destination.is_ipv4() { "10.0.0.9".parse().unwrap() } else { "fd00::9".parse().unwrap() },
+        source: if destination.is_ipv4() {
+            "10.0.0.9".parse().unwrap()
+        } else {
+            "fd00::9".parse().unwrap()
+        },
         destination,
         source_port: 40000,
         destination_port,
@@ -113,7 +158,11 @@ fn packet(hook: Hook, protocol: Protocol, destination: &str, destination_port: u
 }
 
 fn walk(options: &AmbientOptions, packet: &Packet) -> Evaluation {
-    evaluate(&RuleSet::for_desired(&Desired::Ambient(options.clone())), packet, |_, _| false)
+    evaluate(
+        &RuleSet::for_desired(&Desired::Ambient(options.clone())),
+        packet,
+        |_, _| false,
+    )
 }
 
 #[test]
@@ -123,7 +172,10 @@ fn packets_fare_as_the_table_of_the_specification_says() {
     use Verdict::{Redirected, Untouched};
     let default = AmbientOptions::default();
     let verdict = |packet: &Packet| walk(&default, packet).verdict;
-    for (remote, own, probe) in [("192.0.2.1", "10.0.0.2", "169.254.7.127"), ("2001:db8::1", "fd00::2", &PROBE_IPV6.to_string())] {
+    for (remote, own, probe) in [
+        ("192.0.2.1", "10.0.0.2", "169.254.7.127"),
+        ("2001:db8::1", "fd00::2", &PROBE_IPV6.to_string()),
+    ] {
         assert_eq!(verdict(&packet(Output, Tcp, remote, 80)), Redirected(15001));
         assert_eq!(verdict(&packet(Output, Tcp, remote, 53)), Redirected(15053));
         assert_eq!(verdict(&packet(Output, Udp, remote, 53)), Redirected(15053));
@@ -132,27 +184,62 @@ fn packets_fare_as_the_table_of_the_specification_says() {
         assert_eq!(verdict(&packet(Prerouting, Tcp, own, 80)), Redirected(15006));
         assert_eq!(verdict(&packet(Prerouting, Tcp, own, 15008)), Untouched);
         assert_eq!(verdict(&packet(Prerouting, Udp, own, 80)), Untouched);
-        let proxy = Packet { mark: 0x539, ..packet(Output, Tcp, remote, 80) };
+        let proxy = Packet {
+            mark: 0x539,
+            ..packet(Output, Tcp, remote, 80)
+        };
         assert_eq!(verdict(&proxy), Untouched);
-        let own_query = Packet { mark: 0x539, ..packet(Output, Udp, remote, 53) };
-        assert_eq!((verdict(&own_query), walk(&default, &own_query).zone), (Untouched, 1));
-        let to_itself = Packet { out_loopback: true, ..packet(Output, Tcp, own, 80) };
+        let own_query = Packet {
+            mark: 0x539,
+            ..packet(Output, Udp, remote, 53)
+        };
+        assert_eq!(
+            (verdict(&own_query), walk(&default, &own_query).zone),
+            (Untouched, 1)
+        );
+        let to_itself = Packet {
+            out_loopback: true,
+            ..packet(Output, Tcp, own, 80)
+        };
         assert_eq!(verdict(&to_itself), Untouched);
-        let kubelet = Packet { source: probe.parse().unwrap(), ..packet(Prerouting, Tcp, own, 80) };
+        let kubelet = Packet {
+            source: probe.parse().unwrap(),
+            ..packet(Prerouting, Tcp, own, 80)
+        };
         assert_eq!(verdict(&kubelet), Untouched);
-        let reply = Packet { ct_mark: 0x111, new_connection: false, ..packet(Output, Tcp, remote, 40001) };
+        let reply = Packet {
+            ct_mark: 0x111,
+            new_connection: false,
+            ..packet(Output, Tcp, remote, 40001)
+        };
         let evaluation = walk(&default, &reply);
         let routing = PolicyRouting::for_desired(&Desired::Ambient(default.clone()));
         assert!(evaluation.is_routed_locally(routing, Family::of(reply.destination)));
     }
-    let virtual_machine = Packet { in_interface: Some(interface("fake1s0f0")), ..packet(Prerouting, Tcp, "192.0.2.1", 80) };
-    assert_eq!(walk(&options(true, true, 1, true), &virtual_machine).verdict, Redirected(15001));
-    assert_eq!(walk(&options(true, true, 1, true), &packet(Prerouting, Tcp, "10.0.0.2", 80)).verdict, Untouched);
+    let virtual_machine = Packet {
+        in_interface: Some(interface("fake1s0f0")),
+        ..packet(Prerouting, Tcp, "192.0.2.1", 80)
+    };
+    assert_eq!(
+        walk(&options(true, true, 1, true), &virtual_machine).verdict,
+        Redirected(15001)
+    );
+    assert_eq!(
+        walk(
+            &options(true, true, 1, true),
+            &packet(Prerouting, Tcp, "10.0.0.2", 80)
+        )
+        .verdict,
+        Untouched
+    );
 }
 
 #[test]
 fn a_trace_names_every_rule_and_the_condition_that_failed() {
-    let evaluation = walk(&AmbientOptions::default(), &packet(Hook::Output, Protocol::Tcp, "192.0.2.1", 80));
+    let evaluation = walk(
+        &AmbientOptions::default(),
+        &packet(Hook::Output, Protocol::Tcp, "192.0.2.1", 80),
+    );
     let last = evaluation.trace.last().unwrap();
     assert_eq!((last.chain, last.failed.as_deref()), ("nat-output", None));
     assert!(last.rule.ends_with("counter redirect to :15001"), "{}", last.rule);
@@ -163,10 +250,21 @@ fn a_trace_names_every_rule_and_the_condition_that_failed() {
 fn probes_of_local_sockets_get_the_probe_address() {
     let rule_set = RuleSet::host(&HostOptions::default());
     let probe = packet(Hook::Postrouting, Protocol::Tcp, "10.0.0.2", 8080);
-    let run = |packet: &Packet, in_set: bool| evaluate(&rule_set, packet, |set, _| set == PROBES_V4 && in_set).verdict;
+    let run = |packet: &Packet, in_set: bool| {
+        evaluate(&rule_set, packet, |set, _| set == PROBES_V4 && in_set).verdict
+    };
     assert_eq!(run(&probe, true), Verdict::SourceRewritten(PROBE_IPV4.into()));
     assert_eq!(run(&probe, false), Verdict::Untouched);
-    assert_eq!(run(&Packet { socket_uid: None, ..probe }, true), Verdict::Untouched);
+    assert_eq!(
+        run(
+            &Packet {
+                socket_uid: None,
+                ..probe
+            },
+            true
+        ),
+        Verdict::Untouched
+    );
 }
 
 fn any_packet() -> impl Strategy<Value = Packet> {
@@ -182,28 +280,47 @@ fn any_packet() -> impl Strategy<Value = Packet> {
         Just(("fd00::2", "::1")),
         Just(("fd00::9", "2001:db8::1")),
     ];
-    let marks = || prop_oneof![Just(0), Just(0x539), Just(0x111), Just(0x7539), Just(0x7111), any::<u32>()];
+    let marks = || {
+        prop_oneof![
+            Just(0),
+            Just(0x539),
+            Just(0x111),
+            Just(0x7539),
+            Just(0x7111),
+            any::<u32>()
+        ]
+    };
     let ports = || prop_oneof![Just(53), Just(15008), Just(80), Just(15001), any::<u16>()];
     (
-        (any::<bool>(), prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp), Just(Protocol::Other(1))]),
+        (
+            any::<bool>(),
+            prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp), Just(Protocol::Other(1))],
+        ),
         (addresses, ports(), ports()),
-        (prop_oneof![Just("eth0"), Just("lo"), Just("fake1s0f0"), Just("fake1s0f1")], any::<bool>()),
+        (
+            prop_oneof![Just("eth0"), Just("lo"), Just("fake1s0f0"), Just("fake1s0f1")],
+            any::<bool>(),
+        ),
         (marks(), marks(), any::<bool>()),
     )
-        .prop_map(|((out, protocol), (addresses, source_port, destination_port), (name, out_loopback), marks)| Packet {
-            hook: if out { Hook::Output } else { Hook::Prerouting },
-            protocol,
-            source: addresses.0.parse().unwrap(),
-            destination: addresses.1.parse().unwrap(),
-            source_port,
-            destination_port,
-            in_interface: (!out).then(|| interface(name)),
-            out_loopback: out && out_loopback,
-            mark: marks.0,
-            ct_mark: marks.1,
-            new_connection: marks.2,
-            socket_uid: out.then_some(0),
-        })
+        .prop_map(
+            |((out, protocol), (addresses, source_port, destination_port), (name, out_loopback), marks)| {
+                Packet {
+                    hook: if out { Hook::Output } else { Hook::Prerouting },
+                    protocol,
+                    source: addresses.0.parse().unwrap(),
+                    destination: addresses.1.parse().unwrap(),
+                    source_port,
+                    destination_port,
+                    in_interface: (!out).then(|| interface(name)),
+                    out_loopback: out && out_loopback,
+                    mark: marks.0,
+                    ct_mark: marks.1,
+                    new_connection: marks.2,
+                    socket_uid: out.then_some(0),
+                }
+            },
+        )
 }
 
 proptest! {

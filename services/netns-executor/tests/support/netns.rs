@@ -35,7 +35,9 @@ impl Netns {
                 nix::sched::setns(self.fd.as_fd(), nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
                 inside()
             });
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            thread
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
     }
 
@@ -58,7 +60,10 @@ impl Netns {
 
     pub(crate) fn try_sh(&self, line: &str, input: &str) -> Output {
         self.run(|| {
-            #[expect(clippy::disallowed_methods, reason = "kernel state is asserted with independent tools")]
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "kernel state is asserted with independent tools"
+            )]
             let mut command = Command::new("sh");
             let mut child = command
                 .args(["-c", line])
@@ -74,8 +79,14 @@ impl Netns {
 
     /// Moves a new veth's other end into `other`, both named and up.
     pub(crate) fn veth(&self, name: &str, other: &Self, other_name: &str) {
-        let target = format!("/proc/{}/fd/{}", std::process::id(), std::os::fd::AsRawFd::as_raw_fd(&other.fd));
-        self.sh(&format!("ip link add {name} type veth peer name {other_name} netns {target}"));
+        let target = format!(
+            "/proc/{}/fd/{}",
+            std::process::id(),
+            std::os::fd::AsRawFd::as_raw_fd(&other.fd)
+        );
+        self.sh(&format!(
+            "ip link add {name} type veth peer name {other_name} netns {target}"
+        ));
         self.sh(&format!("ip link set {name} up"));
         other.sh(&format!("ip link set {other_name} up"));
     }
@@ -83,5 +94,72 @@ impl Netns {
     /// Rules, routing rules and the routes of all tables, as independent tools print them.
     pub(crate) fn state(&self) -> String {
         self.sh("nft list ruleset; ip -4 rule; ip -6 rule; ip -4 route show table all; ip -6 route show table all")
+    }
+}
+
+/// A running shell line whose output is collected.
+pub(crate) struct Running {
+    child: std::process::Child,
+    output: std::sync::mpsc::Receiver<String>,
+    seen: String,
+}
+
+impl Running {
+    /// Repeats `poke` until a line of the output holds `text`; panics after ten seconds.
+    pub(crate) fn wait_for(&mut self, poke: impl Fn() -> String, text: &str) {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while std::time::Instant::now() < deadline {
+            poke();
+            while let Ok(line) = self.output.recv_timeout(std::time::Duration::from_millis(50)) {
+                let found = line.contains(text);
+                self.seen.push_str(&line);
+                self.seen.push('\n');
+                if found {
+                    return;
+                }
+            }
+        }
+        panic!("{text} did not appear in\n{}", self.seen);
+    }
+
+    /// Closes its input, waits for its end and returns all it printed.
+    pub(crate) fn finish(mut self) -> String {
+        drop(self.child.stdin.take());
+        self.child.wait().unwrap();
+        self.seen.extend(self.output.iter().map(|line| line + "\n"));
+        self.seen
+    }
+}
+
+impl Netns {
+    /// Starts a shell line inside.
+    pub(crate) fn spawn(&self, line: &str) -> Running {
+        let mut child = self.run(|| {
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "kernel state is asserted with independent tools"
+            )]
+            let mut command = Command::new("sh");
+            command
+                .args(["-c", line])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap()
+        });
+        let stdout = std::io::BufReader::new(child.stdout.take().unwrap());
+        let (sender, output) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            use std::io::BufRead as _;
+            stdout
+                .lines()
+                .map_while(Result::ok)
+                .try_for_each(|line| sender.send(line))
+        });
+        Running {
+            child,
+            output,
+            seen: String::new(),
+        }
     }
 }

@@ -1,0 +1,541 @@
+//! Evaluator, nft backend and iptables backend treat the same packets alike: random options, random packets, really
+//! sent in a pair of namespaces. What became of each connection is read from conntrack (translation, zone) and from an
+//! observing table (marks). Needs root; `SLUICE_CASES` sets the number of cases (2,000).
+
+#[path = "support/netns.rs"]
+mod netns;
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt::Write as _;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsRawFd as _;
+use std::time::{Duration, Instant};
+
+use netns::Netns;
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, connect, sendto, setsockopt, socket,
+    sockopt,
+};
+use sluice_netns_executor::netlink::{apply, read_back};
+use sluice_netns_executor::rules::evaluate::{Evaluation, Packet, Verdict, evaluate};
+use sluice_netns_executor::rules::{Family, Hook, MARK_LOCAL_REPLY, MARK_MASK, Protocol, RuleSet, iptables};
+use sluice_proto::ambient::{AmbientOptions, Desired};
+use sluice_proto::id::InterfaceName;
+
+const INTERFACES: [&str; 2] = ["fake1s0f0", "fake1s0f1"];
+const PROBE_V6: &str = "fd16:9254:7127:1337:ffff:ffff:ffff:ffff";
+
+/// SplitMix64: small, and the same everywhere.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn pick<T: Clone>(&mut self, from: &[T]) -> T {
+        from[usize::try_from(self.next() % from.len() as u64).unwrap()].clone()
+    }
+}
+
+/// A packet to send; no other of the same batch has its pair of ports.
+#[derive(Debug, Clone)]
+struct Case {
+    packet: Packet,
+}
+
+/// Protocol, source, source port, destination, destination port.
+type Tuple = (u8, IpAddr, u16, IpAddr, u16);
+
+impl Case {
+    fn tuple(&self) -> Tuple {
+        let packet = &self.packet;
+        let protocol = packet.protocol.number();
+        (
+            protocol,
+            packet.source,
+            packet.source_port,
+            packet.destination,
+            packet.destination_port,
+        )
+    }
+
+    fn ports(&self) -> (u16, u16) {
+        (self.packet.source_port, self.packet.destination_port)
+    }
+}
+
+/// What the kernel did with a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Observed {
+    verdict: Verdict,
+    zone: u16,
+    mark: u32,
+    ct_mark: u32,
+}
+
+impl From<&Evaluation> for Observed {
+    fn from(evaluation: &Evaluation) -> Self {
+        Self {
+            verdict: evaluation.verdict,
+            zone: evaluation.zone,
+            mark: evaluation.mark,
+            ct_mark: evaluation.ct_mark,
+        }
+    }
+}
+
+/// A pod with three interfaces and what is on the other side of them.
+struct Pair {
+    pod: Netns,
+    peer: Netns,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let (pod, peer) = (Netns::new(), Netns::new());
+        for netns in [&pod, &peer] {
+            netns.sh(
+                "for c in all default; do echo 0 > /proc/sys/net/ipv4/conf/$c/rp_filter; \
+                      echo 0 > /proc/sys/net/ipv6/conf/$c/accept_dad; done",
+            );
+        }
+        for (net, (name, peer_name)) in [("eth0", "p0"), (INTERFACES[0], "p1"), (INTERFACES[1], "p2")]
+            .iter()
+            .enumerate()
+        {
+            pod.veth(name, &peer, peer_name);
+            let addresses = |netns: &Netns, device: &str, host: u8| {
+                netns.sh(&format!(
+                    "ip addr add 10.0.{net}.{host}/24 dev {device}; ip addr add fd0{net}::{host}/64 dev {device} nodad"
+                ));
+            };
+            addresses(&pod, name, 2);
+            addresses(&peer, peer_name, 1);
+        }
+        pod.sh("ip addr add 10.9.9.9/32 dev lo; ip addr add fd99::9/128 dev lo nodad");
+        pod.sh("ip route add default via 10.0.0.1; ip -6 route add default via fd00::1");
+        peer.sh("ip route add 10.9.9.9/32 via 10.0.0.2; ip -6 route add fd99::9/128 via fd00::2");
+        peer.sh("ip addr add 169.254.7.127/32 dev lo; ip addr add 203.0.113.7/32 dev lo");
+        peer.sh(&format!(
+            "ip addr add 2001:db8::7/128 dev lo nodad; ip addr add {PROBE_V6}/128 dev lo nodad"
+        ));
+        Self { pod, peer }
+    }
+
+    /// Sends the cases and tells what the kernel made of each.
+    fn run(&self, cases: &[Case]) -> HashMap<Tuple, Observed> {
+        self.observe(cases);
+        self.pod.sh("conntrack -F 2>/dev/null");
+        self.pod.run(|| {
+            cases
+                .iter()
+                .filter(|case| case.packet.hook == Hook::Output)
+                .for_each(send)
+        });
+        self.peer.run(|| {
+            cases
+                .iter()
+                .filter(|case| case.packet.hook == Hook::Prerouting)
+                .for_each(send)
+        });
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let entries = loop {
+            let text = self
+                .pod
+                .sh("conntrack -L -f ipv4 2>/dev/null; conntrack -L -f ipv6 2>/dev/null");
+            let entries = parse_conntrack(&text);
+            let Some(missing) = cases.iter().find(|case| !entries.contains_key(&case.tuple())) else {
+                break entries;
+            };
+            assert!(Instant::now() < deadline, "never seen: {missing:?}\n{text}");
+        };
+        let marks = self.marks();
+        let observed = |case: &Case| {
+            let (verdict, zone) = entries[&case.tuple()];
+            let (mark, ct_mark) = marks[&(case.packet.hook == Hook::Output, case.ports())];
+            (
+                case.tuple(),
+                Observed {
+                    verdict,
+                    zone,
+                    mark,
+                    ct_mark,
+                },
+            )
+        };
+        cases.iter().map(observed).collect()
+    }
+
+    /// Marks packets as the cases say, and writes down what the rules made of the marks. Resets are dropped before
+    /// conntrack sees them: it forgets a connection whose first answer is one.
+    fn observe(&self, cases: &[Case]) {
+        let mut text =
+            String::from("table inet observer {}\ndelete table inet observer\ntable inet observer {\n");
+        for (map, of_packet) in [("marks", true), ("ctmarks", false)] {
+            let _ = writeln!(
+                text,
+                "map {map} {{ type inet_service . inet_service : mark; elements = {{"
+            );
+            for case in cases {
+                let (source, destination) = case.ports();
+                let value = if of_packet {
+                    case.packet.mark
+                } else {
+                    case.packet.ct_mark
+                };
+                let _ = writeln!(text, "{source} . {destination} : {value},");
+            }
+            text.push_str("} }\n");
+        }
+        for (hook, condition) in [("prerouting", "iifname != lo"), ("output", "")] {
+            let _ = writeln!(
+                text,
+                "set {hook}-seen {{ type inet_service . inet_service . mark . mark; size 65535; flags dynamic; }}\n\
+                 chain {hook}-resets {{ type filter hook {hook} priority -500; tcp flags & rst == rst drop; }}\n\
+                 chain {hook}-ct {{ type filter hook {hook} priority -190; \
+                 {condition} ct state new ct mark set th sport . th dport map @ctmarks; }}\n\
+                 chain {hook}-late {{ type filter hook {hook} priority -50; {condition} meta l4proto {{ tcp, udp }} \
+                 ct direction original add @{hook}-seen {{ \
+                 ct original proto-src . ct original proto-dst . meta mark . ct mark }}; }}"
+            );
+        }
+        text.push_str("chain marks-in { type filter hook prerouting priority -450; ");
+        text.push_str("iifname != lo meta mark set th sport . th dport map @marks; }\n}\n");
+        self.pod.sh_with("nft -f -", &text);
+    }
+
+    /// Packet and connection mark by hook (output or not) and ports.
+    fn marks(&self) -> HashMap<(bool, (u16, u16)), (u32, u32)> {
+        let mut marks = HashMap::new();
+        for (output, set) in [(false, "prerouting-seen"), (true, "output-seen")] {
+            let text = self.pod.sh(&format!("nft -j list set inet observer {set}"));
+            let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+            let sets = json["nftables"].as_array().unwrap().iter();
+            for element in sets.filter_map(|item| item["set"]["elem"].as_array()).flatten() {
+                let element = if element["elem"].is_object() {
+                    &element["elem"]["val"]
+                } else {
+                    element
+                };
+                let number =
+                    |index: usize| u32::try_from(element["concat"][index].as_u64().unwrap()).unwrap();
+                let port = |index| u16::try_from(number(index)).unwrap();
+                let earlier = marks.insert((output, (port(0), port(1))), (number(2), number(3)));
+                assert_eq!(earlier, None, "{element}");
+            }
+        }
+        marks
+    }
+}
+
+/// Sends the packet of a case from the namespace of the calling thread.
+fn send(case: &Case) {
+    let packet = &case.packet;
+    let family = if packet.source.is_ipv4() {
+        AddressFamily::Inet
+    } else {
+        AddressFamily::Inet6
+    };
+    let tcp = packet.protocol == Protocol::Tcp;
+    let ty = if tcp { SockType::Stream } else { SockType::Datagram };
+    let fd = socket(family, ty, SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC, None).unwrap();
+    setsockopt(&fd, sockopt::ReuseAddr, &true).unwrap();
+    if packet.hook == Hook::Output {
+        setsockopt(&fd, sockopt::Mark, &packet.mark).unwrap();
+    }
+    let source = SockaddrStorage::from(SocketAddr::new(packet.source, packet.source_port));
+    let destination = SockaddrStorage::from(SocketAddr::new(packet.destination, packet.destination_port));
+    bind(fd.as_raw_fd(), &source).unwrap();
+    let result = if tcp {
+        connect(fd.as_raw_fd(), &destination)
+    } else {
+        sendto(fd.as_raw_fd(), b"x", &destination, MsgFlags::empty()).map(|_| ())
+    };
+    assert!(
+        matches!(result, Ok(()) | Err(Errno::EINPROGRESS)),
+        "{result:?}: {case:?}"
+    );
+}
+
+/// Translation and zone of each connection, by its original direction.
+fn parse_conntrack(text: &str) -> HashMap<Tuple, (Verdict, u16)> {
+    let mut entries = HashMap::new();
+    for line in text.lines() {
+        let Some(protocol) = line
+            .split_whitespace()
+            .nth(1)
+            .and_then(|word| word.parse::<u8>().ok())
+        else {
+            continue;
+        };
+        let values = |key: &str| -> Vec<&str> {
+            line.split_whitespace()
+                .filter_map(|word| word.strip_prefix(key)?.strip_prefix('='))
+                .collect()
+        };
+        let addresses = |key| {
+            values(key)
+                .into_iter()
+                .map(|text| text.parse::<IpAddr>().unwrap())
+                .collect::<Vec<_>>()
+        };
+        let ports = |key| {
+            values(key)
+                .into_iter()
+                .map(|text| text.parse::<u16>().unwrap())
+                .collect::<Vec<_>>()
+        };
+        let (sources, destinations) = (addresses("src"), addresses("dst"));
+        let (source_ports, destination_ports) = (ports("sport"), ports("dport"));
+        if source_ports.len() < 2 {
+            continue;
+        }
+        let untouched = (sources[1], source_ports[1]) == (destinations[0], destination_ports[0]);
+        let verdict = if untouched {
+            Verdict::Untouched
+        } else {
+            Verdict::Redirected(source_ports[1])
+        };
+        let zone = values("zone").first().map_or(0, |zone| zone.parse().unwrap());
+        let tuple = (
+            protocol,
+            sources[0],
+            source_ports[0],
+            destinations[0],
+            destination_ports[0],
+        );
+        entries.insert(tuple, (verdict, zone));
+    }
+    entries
+}
+
+fn random_cases(random: &mut Random, count: usize, options: &AmbientOptions) -> Vec<Case> {
+    (0..count)
+        .map(|index| {
+            let port = 20_000 + u16::try_from(index).unwrap();
+            let packet = if random.pick(&[true, false]) {
+                outbound(random, port, options)
+            } else {
+                inbound(random, port)
+            };
+            Case { packet }
+        })
+        .collect()
+}
+
+fn random_packet(random: &mut Random, hook: Hook, port: u16, source: &str, destination: &str) -> Packet {
+    let any_mark = u32::try_from(random.next() & 0xffff_ffff).unwrap();
+    let mark = random.pick(&[0, 0, 0, 0, 0x539, 0x539, 0x111, 0x7539, 0x7111, any_mark]);
+    let ct_mark = random.pick(&[0, 0, 0, 0x111, 0x5111, 0x539, any_mark]);
+    let protocol = random.pick(&[Protocol::Tcp, Protocol::Tcp, Protocol::Udp]);
+    let service = random.pick(&[53, 53, 80, 443, 8080, 15008, 15009, 5353]);
+    let answer = hook == Hook::Prerouting && random.pick(&[true, false, false]);
+    Packet {
+        hook,
+        protocol,
+        source: source.parse().unwrap(),
+        destination: destination.parse().unwrap(),
+        source_port: if answer { 53 } else { port },
+        destination_port: if answer { port } else { service },
+        in_interface: None,
+        out_loopback: false,
+        mark,
+        ct_mark,
+        new_connection: true,
+        socket_uid: (hook == Hook::Output).then_some(0),
+    }
+}
+
+/// A packet of a process in the pod.
+fn outbound(random: &mut Random, port: u16, options: &AmbientOptions) -> Packet {
+    let (source, destination, local) = random.pick(&[
+        ("10.0.0.2", "192.0.2.1", false),
+        ("10.0.0.2", "10.0.0.1", false),
+        ("10.0.1.2", "10.0.1.1", false),
+        ("10.0.0.2", "169.254.7.127", false),
+        ("10.0.0.2", "10.0.0.2", true),
+        ("10.0.0.2", "10.9.9.9", true),
+        ("127.0.0.1", "127.0.0.1", true),
+        ("127.0.0.1", "127.0.0.2", true),
+        ("fd00::2", "2001:db8::1", false),
+        ("fd00::2", "fd00::1", false),
+        ("fd01::2", "fd01::1", false),
+        ("fd00::2", PROBE_V6, false),
+        ("fd00::2", "fd00::2", true),
+        ("fd00::2", "fd99::9", true),
+        ("::1", "::1", true),
+    ]);
+    let packet = random_packet(random, Hook::Output, port, source, destination);
+    // The route is looked up before any rule: by the mark the socket has.
+    let by_mark =
+        packet.mark & MARK_MASK == MARK_LOCAL_REPLY && (options.ipv6 || packet.destination.is_ipv4());
+    Packet {
+        out_loopback: local || by_mark,
+        ..packet
+    }
+}
+
+/// A packet from outside.
+fn inbound(random: &mut Random, port: u16) -> Packet {
+    let net = random.pick(&[0, 0, 1, 2]);
+    let (sources, destination) = if random.pick(&[true, false]) {
+        let sources = [
+            format!("10.0.{net}.1"),
+            "203.0.113.7".to_owned(),
+            "169.254.7.127".to_owned(),
+        ];
+        (
+            sources,
+            if random.pick(&[true, false]) && net == 0 {
+                "10.9.9.9".to_owned()
+            } else {
+                format!("10.0.{net}.2")
+            },
+        )
+    } else {
+        let sources = [
+            format!("fd0{net}::1"),
+            "2001:db8::7".to_owned(),
+            PROBE_V6.to_owned(),
+        ];
+        (
+            sources,
+            if random.pick(&[true, false]) && net == 0 {
+                "fd99::9".to_owned()
+            } else {
+                format!("fd0{net}::2")
+            },
+        )
+    };
+    let name = ["eth0", INTERFACES[0], INTERFACES[1]][net];
+    let source = random.pick(&sources);
+    let packet = random_packet(random, Hook::Prerouting, port, &source, &destination);
+    Packet {
+        in_interface: Some(InterfaceName::parse(name).unwrap()),
+        ..packet
+    }
+}
+
+fn all_options() -> Vec<AmbientOptions> {
+    let mut all = Vec::new();
+    for index in 0..24_usize {
+        let interfaces = INTERFACES[..index % 3]
+            .iter()
+            .map(|name| InterfaceName::parse(*name).unwrap())
+            .collect();
+        all.push(AmbientOptions {
+            dns_capture: index / 3 % 2 == 0,
+            bypass_inbound_capture: index / 6 % 2 == 1,
+            virtual_interfaces: interfaces,
+            ipv6: index / 12 == 0,
+            ..AmbientOptions::default()
+        });
+    }
+    all
+}
+
+fn assert_as_evaluated(
+    desired: &Desired,
+    cases: &[Case],
+    observed: &HashMap<Tuple, Observed>,
+    backend: &str,
+) {
+    let rule_set = RuleSet::for_desired(desired);
+    for case in cases {
+        let evaluation = evaluate(&rule_set, &case.packet, |_, _| false);
+        let seen = observed[&case.tuple()];
+        assert_eq!(
+            Observed::from(&evaluation),
+            seen,
+            "{backend}: {case:#?}\n{desired:?}\n{:#?}",
+            evaluation.trace
+        );
+    }
+}
+
+#[test]
+fn evaluator_and_both_backends_give_random_packets_the_same_verdict() {
+    let total: usize = std::env::var("SLUICE_CASES").map_or(2_000, |text| text.parse().unwrap());
+    let seed = std::env::var("SLUICE_SEED").map_or(1, |text| text.parse().unwrap());
+    let (ours, incumbent) = (Pair::new(), Pair::new());
+    let sockets = ours.pod.sockets();
+    let options = all_options();
+    let per_batch = total.div_ceil(options.len() * 2).min(10_000);
+    let rounds = total.div_ceil(per_batch * options.len() * 2);
+    let mut random = Random(seed);
+    let (mut done, mut kinds) = (0, BTreeSet::new());
+    for options in std::iter::repeat_n(options, rounds).flatten() {
+        let cases = random_cases(&mut random, per_batch, &options);
+        let desired = Desired::Ambient(options.clone());
+        apply(&sockets, &desired).unwrap();
+        let observed = ours.run(&cases);
+        assert_as_evaluated(&desired, &cases, &observed, "nft");
+        kinds.extend(cases.iter().map(|case| kind(case, &observed[&case.tuple()])));
+        program_iptables(&incumbent.pod, &options);
+        assert_as_evaluated(&desired, &cases, &incumbent.run(&cases), "iptables");
+        let leaving = Desired::Draining(options.clone());
+        let cases = random_cases(&mut random, per_batch, &options);
+        apply(&sockets, &leaving).unwrap();
+        assert_as_evaluated(&leaving, &cases, &ours.run(&cases), "nft");
+        assert_eq!(read_back(&sockets, &leaving).unwrap(), Vec::<String>::new());
+        done += 2 * per_batch;
+    }
+    assert!(done >= total, "{done}");
+    // The packets were not all of one kind: by direction, verdict, zone, and whether marks were changed.
+    for port in [15001, 15006, 15053] {
+        assert!(kinds.iter().any(|kind| kind.1 == Some(port)), "none to {port}");
+    }
+    for output in [true, false] {
+        assert!(
+            kinds.iter().any(|kind| kind.0 == output && kind.2),
+            "none in zone 1"
+        );
+        assert!(
+            kinds.iter().any(|kind| kind.0 == output && kind.3),
+            "no mark changed"
+        );
+    }
+}
+
+/// Whether it is outbound, where it went, whether in a zone, and whether a mark was changed.
+fn kind(case: &Case, observed: &Observed) -> (bool, Option<u16>, bool, bool) {
+    let port = if let Verdict::Redirected(port) = observed.verdict {
+        Some(port)
+    } else {
+        None
+    };
+    let marks = (case.packet.mark, case.packet.ct_mark);
+    let output = case.packet.hook == Hook::Output;
+    (
+        output,
+        port,
+        observed.zone == 1,
+        marks != (observed.mark, observed.ct_mark),
+    )
+}
+
+/// Replaces the pod's rules by the incumbent's, with the routing that goes with them.
+fn program_iptables(pod: &Netns, options: &AmbientOptions) {
+    pod.sh(
+        "nft flush ruleset; ip rule del pref 32764 2>/dev/null; ip -6 rule del pref 32764 2>/dev/null; true",
+    );
+    for (family, tool, ip) in [
+        (Family::V4, "iptables", "ip -4"),
+        (Family::V6, "ip6tables", "ip -6"),
+    ] {
+        if family == Family::V4 || options.ipv6 {
+            pod.sh_with(
+                &format!("{tool}-nft-restore --noflush"),
+                &iptables::payload(options, family),
+            );
+            pod.sh(&format!("{ip} rule add pref 32764 fwmark 0x111/0xfff lookup 100"));
+            pod.sh(&format!("{ip} route replace local default dev lo table 100"));
+        }
+    }
+}
