@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "sluice.executor.v1.Sandbox",
             "#[derive(serde::Serialize, serde::Deserialize)]",
         )
-        .type_attribute("sluice.workload.v1", "#[derive(serde::Serialize)]")
+        .type_attribute(".sluice.workload.v1", "#[derive(serde::Serialize)]")
         .type_attribute(
             "sluice.executor.v1.NodeStatusResponse",
             "#[derive(serde::Serialize)]",
