@@ -1,1 +1,5 @@
-fn main() {}
+//! `sluicectl`, also as `kubectl-sluice`.
+
+fn main() -> std::process::ExitCode {
+    std::process::ExitCode::from(sluicectl::run(std::env::args_os()))
+}
