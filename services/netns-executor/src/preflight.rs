@@ -11,7 +11,7 @@ use crate::netlink::error::NetlinkError;
 use crate::netlink::route::{self, Object};
 use crate::netlink::{Batch, NetfilterSocket, PodSockets, link, table};
 use crate::rules::{
-    Action, AddressSet, Chain, ChainKind, Family, Hook, Is, MARK_LOCAL_REPLY, MARK_PROXY, Match, PORT_INBOUND,
+    Action, AddressSet, Chain, ChainKind, Family, Hook, Is, MARK_LOCAL_REPLY, Match, PORT_INBOUND,
     Protocol, Rule,
 };
 
@@ -108,7 +108,6 @@ fn family_chains(family: Family) -> Vec<(&'static str, Vec<AddressSet>, Chain)> 
 }
 
 fn rule(matches: Vec<Match>, action: Action) -> Rule {
-    debug_assert!(matches.iter().any(|m| *m == Match::Mark(Is::Equal, MARK_NEVER)) && MARK_NEVER != MARK_PROXY);
     Rule { matches, counter: true, action }
 }
 

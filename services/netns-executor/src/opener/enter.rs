@@ -61,13 +61,13 @@ pub(super) fn open_in(netns: OwnedFd, proc: &Path) -> Result<Opened, Errno> {
 pub(super) fn open_scratch(proc: &Path) -> Result<Opened, Errno> {
     on_thread(proc, |proc| {
         unshare(CloneFlags::CLONE_NEWNET)?;
-        let netns = File::open(proc.join("thread-self/ns/net")).map_err(errno_of)?;
+        let netns = File::open(proc.join("thread-self/ns/net")).map_err(|error| errno_of(&error))?;
         open_sockets(netns.into(), proc)
     })
 }
 
 /// The error number of an I/O error; EIO if it has none.
-pub(super) fn errno_of(error: std::io::Error) -> Errno {
+pub(super) fn errno_of(error: &std::io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }
 
@@ -100,7 +100,7 @@ where
     std::thread::Builder::new()
         .stack_size(64 * 1024)
         .spawn(move || work(&proc))
-        .map_err(errno_of)?
+        .map_err(|error| errno_of(&error))?
         .join()
         .unwrap_or(Err(Errno::EIO))
 }

@@ -55,7 +55,7 @@ impl Scan {
     pub(super) fn run(proc: &Path, keyhole: &Keyhole, host: NetnsId) -> Result<Result<Self, Errno>, KeyholeError> {
         let (directory, entries) = match open_directory(proc) {
             Ok(opened) => opened,
-            Err(error) => return Ok(Err(errno_of(error))),
+            Err(error) => return Ok(Err(errno_of(&error))),
         };
         let mut scan = Self::default();
         let mut processes = Processes::new(directory);

@@ -186,7 +186,7 @@ impl Opener {
     ) -> Result<(OpenerReply, Option<Opened>), KeyholeError> {
         let proc = &self.options.host_proc;
         let netns = match request {
-            OpenerRequest::Host => self.host.try_clone().map_err(enter::errno_of),
+            OpenerRequest::Host => self.host.try_clone().map_err(|error| enter::errno_of(&error)),
             OpenerRequest::Descriptor => received.descriptors.pop().ok_or(Errno::EBADF),
             OpenerRequest::Path(path) => match path::check(path, &self.options.netns_directories) {
                 Some(Allowed::Process(pid)) => self.keyhole.netns_of(pid)?,
