@@ -135,7 +135,7 @@ impl State {
         self.with(uid, |world, pod| {
             pod.adopting = false;
             match result {
-                Ok(sandbox) => world.take_sandbox(pod, *sandbox),
+                Ok(sandbox) => world.take_adopted(pod, *sandbox),
                 Err(failure) if pod.usable().is_none() => {
                     world.failed_for(pod, "netns-not-found", failure, first, longest);
                 }
@@ -227,6 +227,15 @@ impl World {
         }
         if pending {
             self.begin_add(pod);
+        }
+    }
+
+    /// What was found by looking for it is the pod's netns now, whatever we had.
+    fn take_adopted(&mut self, pod: &mut Pod, sandbox: Sandbox) {
+        match pod.current.as_ref() {
+            Some(current) if current.add.is_some() => {}
+            Some(current) if current.sandbox.id.attachment != sandbox.id.attachment => self.replace(pod, sandbox),
+            _ => self.take_sandbox(pod, sandbox),
         }
     }
 

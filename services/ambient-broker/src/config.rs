@@ -1,0 +1,166 @@
+//! What the operator sets: flags (each also an environment variable), and a YAML file for the selection.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Parser;
+use sluice_proto::paths::{RUN_DIR, RunDir};
+use sluice_selection::SelectionConfig;
+
+/// Decides which pods are in the mesh, drives the executor and serves ztunnel.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "ambient-broker", version)]
+pub struct Args {
+    /// Directory of Pod and Namespace manifests that is watched.
+    #[arg(long, env = "SLUICE_MANIFESTS")]
+    pub manifests: PathBuf,
+    /// Look for changes twice a second instead of being told (for file systems that announce nothing).
+    #[arg(long, env = "SLUICE_POLL_MANIFESTS")]
+    pub poll_manifests: bool,
+    /// Run directory; all sockets are below it.
+    #[arg(long, env = "SLUICE_RUN_DIR", default_value = RUN_DIR)]
+    pub run_dir: PathBuf,
+    /// YAML file with the selection: enablementSelectors, excludedNamespaces, dnsCapture, ipv6 and so on.
+    #[arg(long, env = "SLUICE_SELECTION")]
+    pub selection: Option<PathBuf>,
+    /// Where ztunnel connects; the default is below the run directory.
+    #[arg(long, env = "ZTUNNEL_UDS_ADDRESS")]
+    pub zds_socket: Option<PathBuf>,
+    /// uids that may connect as ztunnel.
+    #[arg(long, env = "SLUICE_ZDS_UIDS", value_delimiter = ',', default_value = "0")]
+    pub zds_uids: Vec<u32>,
+    /// Mode of the ZDS socket, octal.
+    #[arg(long, env = "SLUICE_ZDS_MODE", value_parser = octal, default_value = "0660")]
+    pub zds_mode: u32,
+    /// Snapshot messages in flight on one connection; 1: one after the other.
+    #[arg(long, env = "SLUICE_ZDS_WINDOW", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub zds_window: u16,
+    /// A pod that leaves the mesh keeps its kept connections at most this many seconds.
+    #[arg(long, env = "SLUICE_DRAIN_SECONDS", default_value_t = 60)]
+    pub drain_seconds: u32,
+    /// Not ready without a ready ztunnel connection.
+    #[arg(long, env = "SLUICE_REQUIRE_ZTUNNEL")]
+    pub require_ztunnel: bool,
+    /// Also serve metrics and health on this TCP address. Off by default: no port of the host is taken.
+    #[arg(long, env = "SLUICE_LISTEN")]
+    pub listen: Option<SocketAddr>,
+    /// Serve `/cmdadd` for an istio-cni plugin that is still installed.
+    #[arg(long, env = "SLUICE_ISTIO_CNI")]
+    pub istio_cni: bool,
+    /// Mode of that socket, octal. The plugin runs as root, so nobody else needs it.
+    #[arg(long, env = "SLUICE_ISTIO_CNI_MODE", value_parser = octal, default_value = "0600")]
+    pub istio_cni_mode: u32,
+    /// uids that may ask for workload state.
+    #[arg(long, env = "SLUICE_WORKLOAD_UIDS", value_delimiter = ',', default_value = "0")]
+    pub workload_uids: Vec<u32>,
+    /// Run as uid 0 all the same. For tests and machines without a broker user.
+    #[arg(long, env = "SLUICE_ALLOW_ROOT")]
+    pub allow_root: bool,
+}
+
+/// A setting that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The selection file cannot be read.
+    #[error("cannot read selection file {}", path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The selection file is not valid.
+    #[error("selection file {} is not valid: {problem}", path.display())]
+    Selection {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong, with line and field.
+        problem: String,
+    },
+    /// The process runs as root.
+    #[error("runs as uid 0; run it as a user of its own (uid {uid}), or say --allow-root", uid = sluice_proto::paths::BROKER_UID)]
+    Root,
+}
+
+impl Args {
+    /// Refuses to run as root unless told otherwise.
+    pub fn check_user(&self) -> Result<(), ConfigError> {
+        if nix::unistd::geteuid().is_root() && !self.allow_root {
+            return Err(ConfigError::Root);
+        }
+        Ok(())
+    }
+
+    /// The selection configuration; defaults where there is no file.
+    pub fn selection(&self) -> Result<SelectionConfig, ConfigError> {
+        match &self.selection {
+            None => Ok(SelectionConfig::default()),
+            Some(path) => read_selection(path),
+        }
+    }
+
+    /// The run directory.
+    pub fn run(&self) -> RunDir {
+        RunDir::new(&self.run_dir)
+    }
+
+    /// How long a leaving pod keeps its connections.
+    pub fn drain(&self) -> Duration {
+        Duration::from_secs(self.drain_seconds.into())
+    }
+}
+
+fn read_selection(path: &Path) -> Result<SelectionConfig, ConfigError> {
+    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+        path: path.to_owned(),
+        source,
+    })?;
+    // An empty file is a file without settings.
+    if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
+        return Ok(SelectionConfig::default());
+    }
+    serde_saphyr::from_str(&text).map_err(|error| ConfigError::Selection {
+        path: path.to_owned(),
+        problem: error.to_string(),
+    })
+}
+
+fn octal(text: &str) -> Result<u32, String> {
+    u32::from_str_radix(text, 8)
+        .ok()
+        .filter(|mode| *mode <= 0o777)
+        .ok_or_else(|| "an octal file mode from 0 to 0777".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(extra: &[&str]) -> Result<Args, clap::Error> {
+        Args::try_parse_from(["ambient-broker", "--manifests", "/m"].iter().chain(extra))
+    }
+
+    #[test]
+    fn modes_are_octal_and_bounded() {
+        assert_eq!(args(&["--zds-mode", "0600"]).unwrap().zds_mode, 0o600);
+        for bad in ["888", "7777", "rw"] {
+            assert!(args(&["--zds-mode", bad]).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_bad_selection_names_file_and_place() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("selection.yaml");
+        std::fs::write(&path, "dnsCapture: true\nexcludedNamespaces: 5\n").unwrap();
+        let error = read_selection(&path).unwrap_err().to_string();
+        assert!(error.contains("selection.yaml") && error.contains('2'), "{error}");
+        std::fs::write(&path, "excludedNamespaces: [a, b]\nipv6: false\n").unwrap();
+        let config = read_selection(&path).unwrap();
+        assert!(!config.ipv6 && config.excludes("a"));
+        std::fs::write(&path, "# nothing\n").unwrap();
+        assert_eq!(read_selection(&path).unwrap(), SelectionConfig::default());
+    }
+}

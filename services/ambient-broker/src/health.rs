@@ -1,0 +1,84 @@
+//! Alive: the reconcile loop turns. Ready: new pods can be decided and enrolled; old pods need not be through yet.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::driver::Beat;
+use crate::executor::Executor;
+use crate::zds::{Phase, Zds};
+
+/// A loop that has not turned for this long is stuck.
+const STUCK: Duration = Duration::from_secs(10);
+
+/// Liveness and readiness. Clones share them.
+#[derive(Debug, Clone)]
+pub struct Health {
+    beat: Beat,
+    executor: Executor,
+    zds: Zds,
+    synced: Arc<AtomicBool>,
+    listening: Arc<AtomicBool>,
+    require_ztunnel: bool,
+}
+
+impl Health {
+    /// Nothing is ready yet. `require_ztunnel`: not ready without a ready ztunnel connection.
+    pub fn new(beat: Beat, executor: Executor, zds: Zds, require_ztunnel: bool) -> Self {
+        Self {
+            beat,
+            executor,
+            zds,
+            synced: Arc::default(),
+            listening: Arc::default(),
+            require_ztunnel,
+        }
+    }
+
+    /// The source has told everything.
+    pub fn set_synced(&self) {
+        self.synced.store(true, Ordering::Relaxed);
+    }
+
+    /// All sockets are there.
+    pub fn set_listening(&self) {
+        self.listening.store(true, Ordering::Relaxed);
+    }
+
+    /// Why the process is stuck, if it is.
+    pub fn stuck(&self) -> Option<String> {
+        let age = self.beat.age();
+        (age > STUCK).then(|| format!("the reconcile loop has not turned for {} s", age.as_secs()))
+    }
+
+    /// Everything that is missing; empty: ready.
+    pub fn not_ready_because(&self) -> Vec<String> {
+        let mut reasons: Vec<String> = self.stuck().into_iter().collect();
+        if !self.listening.load(Ordering::Relaxed) {
+            reasons.push("sockets are not listening yet".into());
+        }
+        if !self.synced.load(Ordering::Relaxed) {
+            reasons.push("the pod source has not told everything yet".into());
+        }
+        if !self.executor.is_connected() {
+            reasons.push("the executor is not connected".into());
+        }
+        match self.executor.last_preflight() {
+            None => reasons.push("preflight is not finished".into()),
+            Some(Err(error)) => reasons.push(format!("preflight failed: {error}")),
+            Some(Ok(features)) => {
+                let missing = features.iter().filter(|feature| feature.required && !feature.available);
+                reasons.extend(missing.map(|feature| {
+                    format!("kernel lacks {} ({}): {}", feature.name, feature.family, feature.error)
+                }));
+            }
+        }
+        if self.require_ztunnel {
+            let ready = self.zds.status().connections.iter().any(|c| c.phase == Phase::Ready);
+            if !ready {
+                reasons.push("no ready ztunnel connection".into());
+            }
+        }
+        reasons
+    }
+}

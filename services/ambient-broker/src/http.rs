@@ -1,0 +1,114 @@
+//! HTTP over Unix sockets (and TCP where asked for): `/metrics`, `/healthz`, `/readyz`; and the serving loop that
+//! the compatibility endpoint shares.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode, header};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::health::Health;
+use crate::metrics::Metrics;
+use crate::registry::Registry;
+use crate::zds::Zds;
+
+/// A peer that does not send its request's head within this time is cut off.
+const HEAD: Duration = Duration::from_secs(5);
+/// Longest head of a request in bytes.
+const MAX_HEAD: usize = 8 * 1024;
+
+/// A response.
+pub(crate) type Reply = Response<Full<Bytes>>;
+
+/// Answers requests.
+pub(crate) trait Handler: Clone + Send + Sync + 'static {
+    fn handle(&self, request: Request<Incoming>) -> impl Future<Output = Reply> + Send;
+}
+
+/// Serves one connection in a task of its own; `stop` lets requests under way finish.
+pub(crate) fn serve_connection<S, H>(stream: S, handler: H, tasks: &TaskTracker, stop: &CancellationToken)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    H: Handler,
+{
+    let stop = stop.clone();
+    tasks.spawn(async move {
+        let service = service_fn(move |request| {
+            let handler = handler.clone();
+            async move { Ok::<_, Infallible>(handler.handle(request).await) }
+        });
+        let mut http = hyper::server::conn::http1::Builder::new();
+        http.timer(TokioTimer::new())
+            .header_read_timeout(HEAD)
+            .max_buf_size(MAX_HEAD);
+        let connection = http.serve_connection(TokioIo::new(stream), service);
+        tokio::pin!(connection);
+        let ended = tokio::select! {
+            ended = connection.as_mut() => ended,
+            () = stop.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, "HTTP connection ended");
+        }
+    });
+}
+
+/// A response with a text body.
+pub(crate) fn reply(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Reply {
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = status;
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
+    response
+}
+
+pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Metrics and health.
+#[derive(Debug, Clone)]
+pub(crate) struct Monitoring {
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) health: Health,
+    pub(crate) zds: Zds,
+    pub(crate) registry: Registry,
+    pub(crate) executor: crate::executor::Executor,
+}
+
+impl Handler for Monitoring {
+    async fn handle(&self, request: Request<Incoming>) -> Reply {
+        match request.uri().path() {
+            "/metrics" => {
+                self.metrics.standing(&self.registry.reports());
+                self.metrics.zds(&self.zds.status());
+                self.metrics.process(self.executor.repaired());
+                match self.metrics.render() {
+                    Ok(text) => reply(StatusCode::OK, OPENMETRICS, text),
+                    Err(_) => reply(StatusCode::INTERNAL_SERVER_ERROR, TEXT, "metrics cannot be rendered\n"),
+                }
+            }
+            "/healthz" => verdict(self.health.stuck().into_iter().collect()),
+            "/readyz" => verdict(self.health.not_ready_because()),
+            _ => reply(StatusCode::NOT_FOUND, TEXT, "/metrics, /healthz, /readyz\n"),
+        }
+    }
+}
+
+fn verdict(reasons: Vec<String>) -> Reply {
+    if reasons.is_empty() {
+        reply(StatusCode::OK, TEXT, "ok\n")
+    } else {
+        reply(StatusCode::SERVICE_UNAVAILABLE, TEXT, reasons.join("\n") + "\n")
+    }
+}

@@ -1,0 +1,333 @@
+//! Puts the parts together: sockets first, then the source, then the executor's watch.
+//!
+//! The watch begins only when the source has told everything: until then the executor answers ADDs by `NO_BROKER`
+//! and the plugin decides by itself, which is better than refusing pods out of an empty cache.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use sluice_proto::paths::RunDir;
+use sluice_proto::pb::workload::pod_netns_server::PodNetnsServer;
+use sluice_proto::transport::seqpacket::SeqpacketListener;
+use sluice_proto::transport::uds::{BindError, Peer, PeerPolicy, bind_stream};
+use sluice_selection::SelectionConfig;
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::transport::server::Server;
+
+use crate::compat::Compatibility;
+use crate::driver::{Beat, Driver, Parts};
+use crate::executor::Executor;
+use crate::health::Health;
+use crate::http::{Handler, Monitoring, serve_connection};
+use crate::metrics::Metrics;
+use crate::reconcile::{Event, Settings};
+use crate::registry::Registry;
+use crate::source::{PodSource, SourceEvent};
+use crate::status::StatusWriter;
+use crate::workload::{Problems, Workloads};
+use crate::zds::{self, Zds};
+
+/// Requests under way may take this long after the process was asked to stop.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// How the broker runs.
+#[derive(Debug)]
+pub struct Config {
+    /// Where the sockets are.
+    pub run: RunDir,
+    /// Who is in the mesh.
+    pub selection: SelectionConfig,
+    /// Numbers.
+    pub settings: Settings,
+    /// The ZDS server.
+    pub zds: zds::Options,
+    /// Also serve metrics and health over TCP.
+    pub listen: Option<std::net::SocketAddr>,
+    /// Serve `/cmdadd` on a socket of this mode.
+    pub istio_cni: Option<u32>,
+    /// Who may ask for workload state.
+    pub workload_peers: PeerPolicy,
+    /// Not ready without a ready ztunnel connection.
+    pub require_ztunnel: bool,
+}
+
+/// The broker cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A Unix socket.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// The TCP socket.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// Where.
+        address: std::net::SocketAddr,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+struct Listeners {
+    zds: SeqpacketListener,
+    workload: UnixListener,
+    http: UnixListener,
+    compatibility: Option<UnixListener>,
+    tcp: Option<TcpListener>,
+}
+
+/// Runs the broker until `stop` is cancelled. Nothing in any pod changes when it ends: rules stay, ztunnel keeps
+/// its proxies.
+pub async fn run(
+    config: Config,
+    source: Arc<dyn PodSource>,
+    status: Arc<dyn StatusWriter>,
+    stop: CancellationToken,
+) -> Result<(), StartError> {
+    let (events, inbox) = mpsc::unbounded_channel();
+    let (queries, questions) = mpsc::channel(64);
+    let executor = Executor::new(config.run.clone(), config.selection.ipv6);
+    let zds = Zds::new(config.zds.clone(), events.clone());
+    let listeners = bind(&config, &zds).await?;
+    let beat = Beat::default();
+    let health = Health::new(beat.clone(), executor.clone(), zds.clone(), config.require_ztunnel);
+    health.set_listening();
+    let parts = Parts {
+        executor: executor.clone(),
+        zds: zds.clone(),
+        source: source.clone(),
+        status,
+        registry: Registry::default(),
+        metrics: Arc::new(Metrics::default()),
+        beat,
+    };
+    let problems = Problems::default();
+    let monitoring = Monitoring {
+        metrics: parts.metrics.clone(),
+        health: health.clone(),
+        zds: zds.clone(),
+        registry: parts.registry.clone(),
+        executor: executor.clone(),
+    };
+    let compatibility = Compatibility {
+        executor: executor.clone(),
+        events: events.clone(),
+        queries: queries.clone(),
+        registry: parts.registry.clone(),
+        metrics: parts.metrics.clone(),
+    };
+    let workloads = Workloads {
+        registry: parts.registry.clone(),
+        queries,
+        executor: executor.clone(),
+        zds: zds.clone(),
+        health: health.clone(),
+        problems: problems.clone(),
+    };
+    let metrics = parts.metrics.clone();
+    let driver = Driver::new(
+        config.settings,
+        config.selection,
+        parts,
+        events.clone(),
+        inbox,
+        questions,
+    );
+    let tasks = TaskTracker::new();
+    // The loop and the connections outlive the listeners, so that what is under way can finish.
+    let end = CancellationToken::new();
+    tasks.spawn(driver.run(end.clone()));
+    tasks.spawn(zds.serve(listeners.zds, stop.clone()));
+    serve_unix(listeners.http, monitoring.clone(), &tasks, &stop);
+    if let Some(listener) = listeners.compatibility {
+        serve_unix(listener, compatibility, &tasks, &stop);
+    }
+    if let Some(listener) = listeners.tcp {
+        serve_tcp(listener, monitoring, &tasks, &stop);
+    }
+    serve_workloads(listeners.workload, workloads, config.workload_peers, &tasks, &stop);
+    tasks.spawn(feed(Feed {
+        source,
+        events,
+        problems,
+        health,
+        metrics,
+        executor,
+        tasks: tasks.clone(),
+        stop: stop.clone(),
+        end: end.clone(),
+    }));
+    stop.cancelled().await;
+    tasks.close();
+    let drained = tokio::time::timeout(GRACE, async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        end.cancel();
+        tasks.wait().await;
+    });
+    if drained.await.is_err() {
+        tracing::warn!(grace = ?GRACE, "requests under way were cut off");
+    }
+    Ok(())
+}
+
+async fn bind(config: &Config, zds: &Zds) -> Result<Listeners, StartError> {
+    let run = &config.run;
+    let tcp = match config.listen {
+        None => None,
+        Some(address) => Some(
+            TcpListener::bind(address)
+                .await
+                .map_err(|source| StartError::Listen { address, source })?,
+        ),
+    };
+    let compatibility = match config.istio_cni {
+        None => None,
+        Some(mode) => Some(bind_stream(&run.compatibility_socket(), mode, None)?),
+    };
+    Ok(Listeners {
+        zds: zds.bind()?,
+        workload: bind_stream(&run.workload_socket(), 0o660, None)?,
+        http: bind_stream(&run.http_socket(), 0o660, None)?,
+        compatibility,
+        tcp,
+    })
+}
+
+fn serve_unix<H: Handler>(listener: UnixListener, handler: H, tasks: &TaskTracker, stop: &CancellationToken) {
+    let (connections, stop) = (tasks.clone(), stop.clone());
+    tasks.spawn(async move {
+        while let Some(stream) = accept(&listener, &stop).await {
+            serve_connection(stream, handler.clone(), &connections, &stop);
+        }
+    });
+}
+
+fn serve_tcp<H: Handler>(listener: TcpListener, handler: H, tasks: &TaskTracker, stop: &CancellationToken) {
+    let (connections, stop) = (tasks.clone(), stop.clone());
+    tasks.spawn(async move {
+        loop {
+            let accepted = tokio::select! {
+                () = stop.cancelled() => return,
+                accepted = listener.accept() => accepted,
+            };
+            match accepted {
+                Ok((stream, _)) => serve_connection(stream, handler.clone(), &connections, &stop),
+                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            }
+        }
+    });
+}
+
+/// The next connection; `None`: asked to stop.
+async fn accept(listener: &UnixListener, stop: &CancellationToken) -> Option<UnixStream> {
+    loop {
+        let accepted = tokio::select! {
+            () = stop.cancelled() => return None,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, _)) => return Some(stream),
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+fn serve_workloads(
+    listener: UnixListener,
+    workloads: Workloads,
+    peers: PeerPolicy,
+    tasks: &TaskTracker,
+    stop: &CancellationToken,
+) {
+    let stop = stop.clone();
+    tasks.spawn(async move {
+        let accepting = stop.clone();
+        let incoming = futures_util::stream::unfold((listener, accepting, peers), |state| async move {
+            loop {
+                let stream = accept(&state.0, &state.1).await?;
+                match Peer::of(&stream).map(|peer| state.2.check(peer)) {
+                    Ok(Ok(())) => return Some((Ok::<_, std::io::Error>(stream), state)),
+                    Ok(Err(refused)) => tracing::warn!(error = %refused, "workload peer refused"),
+                    Err(error) => tracing::warn!(%error, "workload peer is unknown"),
+                }
+            }
+        });
+        let served = Server::builder()
+            .add_service(PodNetnsServer::new(workloads))
+            .serve_with_incoming(incoming);
+        tokio::select! {
+            served = served => {
+                if let Err(error) = served {
+                    tracing::error!(%error, "workload server ended");
+                }
+            }
+            // Subscriptions never end by themselves.
+            () = stop.cancelled() => {}
+        }
+    });
+}
+
+struct Feed {
+    source: Arc<dyn PodSource>,
+    events: mpsc::UnboundedSender<Event>,
+    problems: Problems,
+    health: Health,
+    metrics: Arc<Metrics>,
+    executor: Executor,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+    end: CancellationToken,
+}
+
+/// Passes on what the source tells; starts the executor's watch when it has told everything.
+async fn feed(feed: Feed) {
+    let started = Instant::now();
+    let mut watching = false;
+    loop {
+        let mut stream = feed.source.events();
+        loop {
+            let event = tokio::select! {
+                () = feed.stop.cancelled() => return,
+                event = stream.next() => event,
+            };
+            let event = match event {
+                None => break,
+                Some(SourceEvent::Problem(problem)) => {
+                    tracing::warn!(%problem, "problem at the pod source");
+                    feed.problems.add(problem);
+                    continue;
+                }
+                Some(SourceEvent::ProblemCleared { place }) => {
+                    feed.problems.clear(&place);
+                    continue;
+                }
+                Some(SourceEvent::Synced) => {
+                    feed.health.set_synced();
+                    feed.metrics.synced(started.elapsed());
+                    if !std::mem::replace(&mut watching, true) {
+                        let watch = feed.executor.clone().watch(feed.events.clone(), feed.end.clone());
+                        feed.tasks.spawn(watch);
+                    }
+                    Event::SourceSynced
+                }
+                Some(SourceEvent::PodApplied(pod)) => Event::PodApplied(pod),
+                Some(SourceEvent::PodDeleted(pod)) => Event::PodDeleted(pod),
+                Some(SourceEvent::NamespaceApplied(namespace)) => Event::NamespaceApplied(namespace),
+                Some(SourceEvent::NamespaceDeleted(namespace)) => Event::NamespaceDeleted(namespace),
+            };
+            let _ = feed.events.send(event);
+        }
+        tracing::warn!("the pod source has ended; asking it again");
+        tokio::select! {
+            () = feed.stop.cancelled() => return,
+            () = tokio::time::sleep(Duration::from_secs(1)) => {}
+        }
+    }
+}
