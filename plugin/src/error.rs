@@ -48,6 +48,9 @@ pub(crate) enum PluginError {
     /// The agent says no.
     #[error("{0}")]
     Refused(Failure),
+    /// The attachment is not as it should be.
+    #[error("{0}")]
+    CheckFailed(Failure),
     /// STATUS, where it was opted in.
     #[error("{}", if .0.is_some() { "the executor does not answer" } else { "no broker is connected to the executor" })]
     NotReady(#[source] Option<ExecutorError>),
@@ -72,7 +75,7 @@ impl PluginError {
             Self::Stdin(_) | Self::Config(_) | Self::PrevResult(_) => ErrorCode::PluginConfiguration,
             Self::Netns(_) => ErrorCode::PluginNetns,
             Self::Executor(error) | Self::NotReady(Some(error)) => error.error_code(),
-            Self::Refused(failure) => failure.code,
+            Self::Refused(failure) | Self::CheckFailed(failure) => failure.code,
             Self::NotReady(None) => ErrorCode::BrokerUnavailable,
             Self::Panic(_) => ErrorCode::PluginBug,
         }
@@ -86,6 +89,8 @@ impl PluginError {
             Self::Stdin(StdinError::TooLong)
             | Self::Config(ConfigError::Syntax(_) | ConfigError::Shape(_))
             | Self::PrevResult(PrevResultError::Shape(_)) => 6,
+            // Only from CHECK: it tells the runtime that there is nothing to clean up, which after ADD would be wrong.
+            Self::CheckFailed(failure) if failure.code == ErrorCode::SandboxGone => 3,
             Self::NotReady(_) => 50,
             _ => cni_code(self.error_code()),
         }
@@ -93,7 +98,9 @@ impl PluginError {
 
     fn component(&self) -> &str {
         match self {
-            Self::Refused(failure) if !failure.component.is_empty() => &failure.component,
+            Self::Refused(failure) | Self::CheckFailed(failure) if !failure.component.is_empty() => {
+                &failure.component
+            }
             _ => "plugin",
         }
     }
@@ -104,7 +111,7 @@ impl PluginError {
             Self::Stdin(_) | Self::Config(_) | Self::PrevResult(_) => "read the configuration",
             Self::Netns(_) => "open netns sockets",
             Self::Executor(error) => error.stage(),
-            Self::Refused(failure) => &failure.stage,
+            Self::Refused(failure) | Self::CheckFailed(failure) => &failure.stage,
             Self::NotReady(_) => "status",
             Self::Panic(_) => "panic",
         }
@@ -112,7 +119,7 @@ impl PluginError {
 
     fn cause(&self) -> String {
         match self {
-            Self::Refused(failure) => failure.cause.clone(),
+            Self::Refused(failure) | Self::CheckFailed(failure) => failure.cause.clone(),
             error => chain(error),
         }
     }

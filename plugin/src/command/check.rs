@@ -44,5 +44,5 @@ pub(crate) fn check(args: &AttachmentArgs, input: &[u8], deadline: Deadline) -> 
         let failure = failure.to_string();
         line(Level::Warn, "CHECK found more", &[("failure", &failure)]);
     }
-    Err(PluginError::Refused(first))
+    Err(PluginError::CheckFailed(first))
 }

@@ -258,6 +258,14 @@ fn check_is_silent_when_all_is_well_and_names_what_is_not() {
     let (run_dir, _executor, _netns) = node(Behaviour::Fail(failure()));
     let error = check(run_dir.path()).go().error();
     assert_eq!(error["code"], 110);
+
+    let gone = Failure {
+        code: "EXE-GONE".into(),
+        ..failure()
+    };
+    let (run_dir, _executor, _netns) = node(Behaviour::Fail(gone));
+    assert_eq!(check(run_dir.path()).go().error()["code"], 3);
+    assert_eq!(add(run_dir.path(), &netns).go().error()["code"], 106);
 }
 
 #[test]
