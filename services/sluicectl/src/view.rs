@@ -150,7 +150,7 @@ impl NodeView {
             .node
             .executor
             .as_ref()
-            .is_none_or(|executor| !executor.host_differences.is_empty());
+            .is_none_or(|executor| !executor.host_reachable || !executor.host_differences.is_empty());
         !self.node.ready || self.node.pods_broken > 0 || executor_broken
     }
 }

@@ -376,6 +376,47 @@ fn why_a_pod_is_not_in_the_mesh_and_how_it_would_get_in() {
 }
 
 #[test]
+fn a_pod_that_waits_is_not_called_well() {
+    let mut answers = healthy();
+    answers.pods.push(DescribeResponse {
+        pod: Some(Pod {
+            netns: None,
+            reason: "no-sandbox".into(),
+            ..pod(
+                "web-2",
+                PodState::Pending,
+                "pod label istio.io/dataplane-mode=ambient (selector 1)",
+            )
+        }),
+        ..DescribeResponse::default()
+    });
+    let node = Node::new(answers);
+    let explained = node.run(&["explain", "team-a/web-2"]);
+    assert!(
+        explained
+            .stdout
+            .contains("the runtime has not added the pod on this node"),
+        "{explained:?}"
+    );
+    let status = node.run(&["status", "--pod", "team-a/web-2"]);
+    assert!(
+        status.stdout.contains("not read back: the netns is not known"),
+        "{status:?}"
+    );
+}
+
+#[test]
+fn a_host_out_of_reach_is_a_broken_node() {
+    let mut answers = healthy();
+    answers.node.executor.as_mut().unwrap().host_reachable = false;
+    let done = Node::new(answers).run(&["status"]);
+    assert!(
+        done.status == 3 && done.stdout.contains("NOT REACHABLE"),
+        "{done:?}"
+    );
+}
+
+#[test]
 fn what_to_do_about_a_broken_pod() {
     let done = Node::new(sick()).run(&["explain", "team-a/web-1"]);
     assert_eq!(done.status, 3, "{done:?}");

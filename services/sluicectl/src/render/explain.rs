@@ -63,12 +63,33 @@ fn advice(details: &PodDetails) -> Vec<String> {
         .filter(|(code, _)| said.iter().flatten().any(|text| mentions(text, code)))
         .map(|(code, fix)| format!("{code}: {fix}"))
         .collect();
+    if advice.is_empty() {
+        advice.extend(pod.reason.as_deref().and_then(meaning).map(str::to_owned));
+    }
     if pod.state == State::Out
         && let Some(decided) = details.selection.iter().rev().find(|step| step.decides)
     {
         advice.push(way_in(&decided.check));
     }
     advice
+}
+
+/// What a pod waits for that has not failed, by the broker's reason.
+fn meaning(reason: &str) -> Option<&'static str> {
+    Some(match reason {
+        "no-sandbox" => {
+            "no-sandbox: the runtime has not added the pod on this node (yet), or it was added before Sluice came; where \
+             the netns-opener runs, it is found by itself, else restart the pod"
+        }
+        "netns-unreachable" => {
+            "netns-unreachable: the executor was restarted and is re-opening the pod's netns"
+        }
+        "no-proxy" => ErrorCode::NoProxy.fix(),
+        "proxy-timeout" => ErrorCode::ProxyTimeout.fix(),
+        "proxy-connection" => ErrorCode::ProxyConnection.fix(),
+        "pod-unknown" => ErrorCode::PodUnknown.fix(),
+        _ => return None,
+    })
 }
 
 /// Whether a text holds a code as a word of its own: `EXE-FD` is not in `EXE-FDLIMIT`.

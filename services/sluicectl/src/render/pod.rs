@@ -123,6 +123,9 @@ fn rules(details: &PodDetails) -> String {
     if let Some(failure) = &details.read_back_failed {
         return format!("COULD NOT BE READ BACK: {}", failure_text(failure));
     }
+    if details.pod.netns.is_none() {
+        return "not read back: the netns is not known".to_owned();
+    }
     if details.differences.is_empty() {
         let version = details.pod.rules_version.as_deref();
         return match version {
