@@ -34,7 +34,7 @@ pub enum OpenerRequest {
         /// 0-based.
         index: u32,
     },
-    /// Sockets in a new, empty namespace with `lo` up, for preflight.
+    /// Sockets in a new, empty namespace, for preflight. Its `lo` is down: the opener may change no network.
     Scratch,
 }
 

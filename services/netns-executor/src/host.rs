@@ -21,7 +21,10 @@ pub struct HostSockets {
 
 impl From<PodSockets> for HostSockets {
     fn from(sockets: PodSockets) -> Self {
-        Self { netfilter: sockets.netfilter, route: sockets.route }
+        Self {
+            netfilter: sockets.netfilter,
+            route: sockets.route,
+        }
     }
 }
 

@@ -11,8 +11,8 @@ use crate::netlink::error::NetlinkError;
 use crate::netlink::route::{self, Object};
 use crate::netlink::{Batch, NetfilterSocket, PodSockets, link, table};
 use crate::rules::{
-    Action, AddressSet, Chain, ChainKind, Family, Hook, Is, MARK_LOCAL_REPLY, Match, PORT_INBOUND,
-    Protocol, Rule,
+    Action, AddressSet, Chain, ChainKind, Family, Hook, Is, MARK_LOCAL_REPLY, Match, PORT_INBOUND, Protocol,
+    Rule,
 };
 
 const TABLE: &str = "sluice-preflight";
@@ -35,12 +35,30 @@ pub struct Feature {
     pub errno: Option<String>,
 }
 
+impl From<Feature> for sluice_proto::pb::executor::Feature {
+    fn from(feature: Feature) -> Self {
+        Self {
+            name: feature.name.to_owned(),
+            family: feature.family.to_owned(),
+            required: feature.required,
+            available: feature.available,
+            error: feature.errno.unwrap_or_default(),
+        }
+    }
+}
+
 /// Tries every feature, for IPv4 and IPv6 apart. Those of IPv6 are required only with `ipv6`.
 pub fn preflight(sockets: &PodSockets, ipv6: bool) -> Vec<Feature> {
     let mut features = Vec::new();
     let mut record = |name, family, required, outcome: Result<(), NetlinkError>| {
         let errno = outcome.as_ref().err().map(errno_name);
-        features.push(Feature { name, family, required, available: outcome.is_ok(), errno });
+        features.push(Feature {
+            name,
+            family,
+            required,
+            available: outcome.is_ok(),
+            errno,
+        });
     };
     for (name, chain) in shared_chains() {
         record(name, "inet", true, try_chain(&sockets.netfilter, &[], &chain));
@@ -54,10 +72,25 @@ pub fn preflight(sockets: &PodSockets, ipv6: bool) -> Vec<Feature> {
             Family::V6 => ("ip6", ipv6),
         };
         for (name, sets, chain) in family_chains(family) {
-            record(name, words, required, try_chain(&sockets.netfilter, &sets, &chain));
+            record(
+                name,
+                words,
+                required,
+                try_chain(&sockets.netfilter, &sets, &chain),
+            );
         }
-        record("policy rule by mark", words, required, try_object(sockets, Object::Rule(family)));
-        record("local route", words, required, try_object(sockets, Object::Route(family)));
+        record(
+            "policy rule by mark",
+            words,
+            required,
+            try_object(sockets, Object::Rule(family)),
+        );
+        record(
+            "local route",
+            words,
+            required,
+            try_object(sockets, Object::Route(family)),
+        );
     }
     features
 }
@@ -67,13 +100,37 @@ fn shared_chains() -> Vec<(&'static str, Chain)> {
     let chain = |kind, hook, priority, matches, action| base(kind, hook, priority, rule(matches, action));
     let (filter, route) = (ChainKind::Filter, ChainKind::Route);
     vec![
-        ("packet mark", chain(filter, Hook::Prerouting, -160, never(), Action::Accept)),
-        ("connection mark", chain(filter, Hook::Prerouting, -160, never(), Action::SetCtMark(MARK_LOCAL_REPLY))),
-        ("conntrack zone", chain(filter, Hook::Prerouting, -310, never(), Action::SetZone(1))),
-        ("route chain", chain(route, Hook::Output, -160, never(), Action::RestoreMark)),
+        (
+            "packet mark",
+            chain(filter, Hook::Prerouting, -160, never(), Action::Accept),
+        ),
+        (
+            "connection mark",
+            chain(
+                filter,
+                Hook::Prerouting,
+                -160,
+                never(),
+                Action::SetCtMark(MARK_LOCAL_REPLY),
+            ),
+        ),
+        (
+            "conntrack zone",
+            chain(filter, Hook::Prerouting, -310, never(), Action::SetZone(1)),
+        ),
+        (
+            "route chain",
+            chain(route, Hook::Output, -160, never(), Action::RestoreMark),
+        ),
         (
             "socket owner",
-            chain(filter, Hook::Output, 0, vec![never().remove(0), Match::LocalSocket], Action::Accept),
+            chain(
+                filter,
+                Hook::Output,
+                0,
+                vec![never().remove(0), Match::LocalSocket],
+                Action::Accept,
+            ),
         ),
     ]
 }
@@ -91,28 +148,60 @@ fn family_chains(family: Family) -> Vec<(&'static str, Vec<AddressSet>, Chain)> 
     let redirect = Action::Redirect(PORT_INBOUND);
     let set = AddressSet { name: SET, family };
     vec![
-        ("nat redirect, inbound", Vec::new(), nat(Hook::Prerouting, tcp(), redirect.clone())),
-        ("nat redirect, outbound", Vec::new(), nat(Hook::Output, tcp(), redirect)),
-        ("source nat", Vec::new(), nat(Hook::Postrouting, tcp(), Action::SnatTo(probe))),
+        (
+            "nat redirect, inbound",
+            Vec::new(),
+            nat(Hook::Prerouting, tcp(), redirect.clone()),
+        ),
+        (
+            "nat redirect, outbound",
+            Vec::new(),
+            nat(Hook::Output, tcp(), redirect),
+        ),
+        (
+            "source nat",
+            Vec::new(),
+            nat(Hook::Postrouting, tcp(), Action::SnatTo(probe)),
+        ),
         (
             "address set",
             vec![set],
-            base(ChainKind::Filter, Hook::Output, 0, rule(with(Match::DestinationIn(family, SET)), Action::Accept)),
+            base(
+                ChainKind::Filter,
+                Hook::Output,
+                0,
+                rule(with(Match::DestinationIn(family, SET)), Action::Accept),
+            ),
         ),
         (
             "address match",
             Vec::new(),
-            base(ChainKind::Filter, Hook::Output, 0, rule(with(Match::Destination(Is::Not, probe)), Action::Accept)),
+            base(
+                ChainKind::Filter,
+                Hook::Output,
+                0,
+                rule(with(Match::Destination(Is::Not, probe)), Action::Accept),
+            ),
         ),
     ]
 }
 
 fn rule(matches: Vec<Match>, action: Action) -> Rule {
-    Rule { matches, counter: true, action }
+    Rule {
+        matches,
+        counter: true,
+        action,
+    }
 }
 
 fn base(kind: ChainKind, hook: Hook, priority: i32, rule: Rule) -> Chain {
-    Chain { name: "try", kind, hook, priority, rules: vec![rule] }
+    Chain {
+        name: "try",
+        kind,
+        hook,
+        priority,
+        rules: vec![rule],
+    }
 }
 
 fn try_chain(socket: &NetfilterSocket, sets: &[AddressSet], chain: &Chain) -> Result<(), NetlinkError> {
@@ -136,11 +225,18 @@ fn try_object(sockets: &PodSockets, object: Object) -> Result<(), NetlinkError> 
     route::remove(&sockets.route, &outcome.added)?;
     if outcome.without_ipv6 {
         let source = std::io::Error::from_raw_os_error(libc::EAFNOSUPPORT);
-        return Err(NetlinkError::Refused { request: object.words(), detail: " (IPv6 is off)".into(), source });
+        return Err(NetlinkError::Refused {
+            request: object.words(),
+            detail: " (IPv6 is off)".into(),
+            source,
+        });
     }
     Ok(())
 }
 
 fn errno_name(error: &NetlinkError) -> String {
-    error.errno().map_or_else(|| error.to_string(), |errno| format!("{:?}", Errno::from_raw(errno)))
+    error.errno().map_or_else(
+        || error.to_string(),
+        |errno| format!("{:?}", Errno::from_raw(errno)),
+    )
 }

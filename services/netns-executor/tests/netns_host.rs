@@ -79,7 +79,11 @@ fn what_is_right_is_not_touched_and_damage_is_mended() {
         assert_ne!(host::generation(&host).unwrap(), generation);
         let mended = host::ensure(&host, &options).unwrap();
         assert!(mended.changed && !mended.differences.is_empty(), "{damage}");
-        assert_eq!(netns.state(), state, "after {damage}: rules are back and sets kept their elements");
+        assert_eq!(
+            netns.state(),
+            state,
+            "after {damage}: rules are back and sets kept their elements"
+        );
     }
     for damage in ["nft delete table inet sluice-host", "nft flush ruleset"] {
         netns.sh(damage);
@@ -102,8 +106,16 @@ fn a_set_of_another_type_is_replaced() {
     let (host, options) = (host_sockets(&netns), HostOptions::default());
     assert!(host::ensure(&host, &options).unwrap().changed);
     probe_set::add(&host, &options, &[POD_V4, POD_V6]).unwrap();
-    assert!(netns.sh("nft list set inet sluice-host probes-v4").contains("type ipv4_addr"));
-    assert!(netns.sh("nft list set inet sluice-host probes-v6").contains("type ipv6_addr"));
+    assert!(
+        netns
+            .sh("nft list set inet sluice-host probes-v4")
+            .contains("type ipv4_addr")
+    );
+    assert!(
+        netns
+            .sh("nft list set inet sluice-host probes-v6")
+            .contains("type ipv6_addr")
+    );
 }
 
 #[test]
@@ -122,7 +134,11 @@ fn addresses_come_and_go_idempotently() {
     probe_set::add(&host, &options, &[POD_V4]).unwrap();
     probe_set::add(&host, &options, &[]).unwrap();
     assert_eq!(listed(), [POD_V4, POD_V6]);
-    assert!(netns.sh("nft list set inet sluice-host probes-v4").contains("elements = { 10.9.0.2 }"));
+    assert!(
+        netns
+            .sh("nft list set inet sluice-host probes-v4")
+            .contains("elements = { 10.9.0.2 }")
+    );
     let other: IpAddr = "10.9.0.3".parse().unwrap();
     probe_set::remove(&host, &options, &[other, POD_V6]).unwrap();
     assert_eq!(listed(), [POD_V4]);
@@ -133,7 +149,9 @@ fn addresses_come_and_go_idempotently() {
     let generation = host::generation(&host).unwrap();
     probe_set::sync(&host, &options, &[mapped, POD_V6]).unwrap();
     assert_eq!(host::generation(&host).unwrap(), generation);
-    let many: Vec<IpAddr> = (0..3000_u32).map(|n| Ipv4Addr::from(0x0a00_0000 + n).into()).collect();
+    let many: Vec<IpAddr> = (0..3000_u32)
+        .map(|n| Ipv4Addr::from(0x0a00_0000 + n).into())
+        .collect();
     probe_set::sync(&host, &options, &many).unwrap();
     assert_eq!(listed(), many);
 }
@@ -142,7 +160,10 @@ fn addresses_come_and_go_idempotently() {
 fn without_ipv6_its_addresses_are_passed_over() {
     let netns = Netns::new();
     let host = host_sockets(&netns);
-    let options = HostOptions { ipv6: false, ..HostOptions::default() };
+    let options = HostOptions {
+        ipv6: false,
+        ..HostOptions::default()
+    };
     host::ensure(&host, &options).unwrap();
     probe_set::add(&host, &options, &[POD_V4, POD_V6]).unwrap();
     probe_set::remove(&host, &options, &[POD_V6]).unwrap();
@@ -153,7 +174,8 @@ fn without_ipv6_its_addresses_are_passed_over() {
 fn a_probe_has_the_probe_address_whatever_others_masquerade() {
     for variant in ["iptables-nft", "iptables-legacy", "nft"] {
         let (host, pod) = host_and_pod(true, true);
-        let masquerade = |when: &str| match variant {
+        let masquerade = |when: &str| {
+            match variant {
             "nft" => host.sh_with(
                 "nft -f -",
                 &format!(
@@ -165,15 +187,28 @@ fn a_probe_has_the_probe_address_whatever_others_masquerade() {
                  {} -t nat -I POSTROUTING -d fd00:9::/64 -j MASQUERADE",
                 tool.replace("iptables", "ip6tables")
             )),
+        }
         };
         masquerade("before");
         let (sockets, options) = (host_sockets(&host), HostOptions::default());
         host::ensure(&sockets, &options).unwrap();
         masquerade("after");
-        assert_ne!(source_seen(&host, &pod, POD_V4), IpAddr::V4(PROBE_IPV4), "not enrolled yet");
+        assert_ne!(
+            source_seen(&host, &pod, POD_V4),
+            IpAddr::V4(PROBE_IPV4),
+            "not enrolled yet"
+        );
         probe_set::add(&sockets, &options, &[POD_V4, POD_V6]).unwrap();
-        assert_eq!(source_seen(&host, &pod, POD_V4), IpAddr::V4(PROBE_IPV4), "{variant}");
-        assert_eq!(source_seen(&host, &pod, POD_V6), IpAddr::V6(PROBE_IPV6), "{variant}");
+        assert_eq!(
+            source_seen(&host, &pod, POD_V4),
+            IpAddr::V4(PROBE_IPV4),
+            "{variant}"
+        );
+        assert_eq!(
+            source_seen(&host, &pod, POD_V6),
+            IpAddr::V6(PROBE_IPV6),
+            "{variant}"
+        );
     }
 }
 
@@ -201,11 +236,16 @@ fn the_preflight_proves_every_feature_and_leaves_nothing() {
 #[test]
 fn the_preflight_names_what_is_missing() {
     let netns = Netns::new();
-    netns.sh("echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6; echo 1 > /proc/sys/net/ipv6/conf/lo/disable_ipv6");
+    netns.sh(
+        "echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6; echo 1 > /proc/sys/net/ipv6/conf/lo/disable_ipv6",
+    );
     let features = preflight(&netns.sockets(), false);
     let missing: Vec<_> = features.iter().filter(|feature| !feature.available).collect();
     assert_eq!(missing.len(), 1, "{missing:?}");
-    assert_eq!((missing[0].name, missing[0].family, missing[0].required), ("local route", "ip6", false));
+    assert_eq!(
+        (missing[0].name, missing[0].family, missing[0].required),
+        ("local route", "ip6", false)
+    );
     assert!(missing[0].errno.is_some());
 }
 
@@ -246,8 +286,15 @@ fn links_and_addresses_are_told_without_loopback() {
     assert!(link::link_exists(&route, "eth0").unwrap());
     assert!(!link::link_exists(&route, "eth1").unwrap());
     let addresses = link::addresses(&route).unwrap();
-    for expected in [("eth0", POD_V4), ("eth0", POD_V6), ("tun0", "100.64.1.2".parse().unwrap())] {
-        assert!(addresses.contains(&(expected.0.to_owned(), expected.1)), "{expected:?} in {addresses:?}");
+    for expected in [
+        ("eth0", POD_V4),
+        ("eth0", POD_V6),
+        ("tun0", "100.64.1.2".parse().unwrap()),
+    ] {
+        assert!(
+            addresses.contains(&(expected.0.to_owned(), expected.1)),
+            "{expected:?} in {addresses:?}"
+        );
     }
     assert!(addresses.iter().all(|(name, _)| name != "lo"));
 }

@@ -1,5 +1,6 @@
 //! The opener as a real process, with the test in the executor's place. Needs root.
 #![expect(unsafe_code, reason = "SO_NETNS_COOKIE has no safe wrapper")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::symlink;
@@ -41,7 +42,13 @@ impl Fixture {
         let path = run_dir.opener_socket();
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::create_dir(directory.path().join("netns")).unwrap();
-        let listener = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
+        let listener = socket(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            SockFlag::SOCK_CLOEXEC,
+            None,
+        )
+        .unwrap();
         bind(listener.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
         listen(&listener, Backlog::new(4).unwrap()).unwrap();
         let host = Netns::new().unwrap();
@@ -51,8 +58,15 @@ impl Fixture {
             .arg("--netns-dir")
             .arg(directory.path().join("netns"))
             .arg("--host-netns")
-            .arg(format!("/proc/{}/fd/{}", std::process::id(), host.as_fd().as_raw_fd()))
-            .identity(Identity::root_with(&[Capability::CAP_SYS_ADMIN, Capability::CAP_SYS_PTRACE]))
+            .arg(format!(
+                "/proc/{}/fd/{}",
+                std::process::id(),
+                host.as_fd().as_raw_fd()
+            ))
+            .identity(Identity::root_with(&[
+                Capability::CAP_SYS_ADMIN,
+                Capability::CAP_SYS_PTRACE,
+            ]))
             .log(directory.path().join("log"))
             .start()
             .unwrap();
@@ -66,10 +80,18 @@ impl Fixture {
         }
     }
 
-    fn ask_with(&self, request: &OpenerRequest, descriptors: &[BorrowedFd<'_>]) -> (OpenerReply, Vec<OwnedFd>) {
+    fn ask_with(
+        &self,
+        request: &OpenerRequest,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> (OpenerReply, Vec<OwnedFd>) {
         send(&self.connection, &request.encode().unwrap(), descriptors).unwrap();
         let reply = receive(&self.connection, REPLY_LEN, 5).unwrap();
-        assert!(!reply.bytes.is_empty(), "the opener ended:\n{}", self.opener.log_text());
+        assert!(
+            !reply.bytes.is_empty(),
+            "the opener ended:\n{}",
+            self.opener.log_text()
+        );
         (OpenerReply::decode(&reply.bytes).unwrap(), reply.descriptors)
     }
 
@@ -84,7 +106,13 @@ impl Fixture {
     }
 
     fn in_netns_dir(&self, name: &str) -> String {
-        self.directory.path().join("netns").join(name).to_str().unwrap().to_owned()
+        self.directory
+            .path()
+            .join("netns")
+            .join(name)
+            .to_str()
+            .unwrap()
+            .to_owned()
     }
 
     /// Inodes of the namespaces that the last scan suggests for a pod, in order.
@@ -120,7 +148,15 @@ fn inode(fd: &OwnedFd) -> u64 {
 fn cookie(socket: &OwnedFd) -> u64 {
     let (mut cookie, mut len) = (0_u64, 8);
     // SAFETY: both pointers are to this frame, and `len` is the size of `cookie`.
-    let rc = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, 71, (&raw mut cookie).cast(), &raw mut len) };
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            71,
+            (&raw mut cookie).cast(),
+            &raw mut len,
+        )
+    };
     assert_eq!(rc, 0);
     cookie
 }
@@ -135,14 +171,24 @@ fn assert_sockets_in(netns: &Netns, reply: OpenerReply, descriptors: &[OwnedFd])
 }
 
 fn sleeper(place: Place, cgroup: &PodCgroup) -> Process {
-    let process = Spawn::program("sleep", "/bin/sleep").arg("1000").place(place).cgroup(cgroup);
+    let process = Spawn::program("sleep", "/bin/sleep")
+        .arg("1000")
+        .place(place)
+        .cgroup(cgroup);
     process.start().unwrap()
 }
 
 fn mount_at(netns: &Netns, path: &str) {
     std::fs::write(path, "").unwrap();
     let source = format!("/proc/{}/fd/{}", std::process::id(), netns.as_fd().as_raw_fd());
-    nix::mount::mount(Some(source.as_str()), path, None::<&str>, nix::mount::MsFlags::MS_BIND, None::<&str>).unwrap();
+    nix::mount::mount(
+        Some(source.as_str()),
+        path,
+        None::<&str>,
+        nix::mount::MsFlags::MS_BIND,
+        None::<&str>,
+    )
+    .unwrap();
 }
 
 #[test]
@@ -193,15 +239,28 @@ fn what_is_not_an_allowed_namespace_is_refused_and_the_opener_lives_on() {
     std::fs::write(fixture.in_netns_dir("regular"), "").unwrap();
     let target = format!("/proc/{}/fd/{}", std::process::id(), pod.as_fd().as_raw_fd());
     symlink(target, fixture.in_netns_dir("link")).unwrap();
-    nix::unistd::mkfifo(Path::new(&fixture.in_netns_dir("fifo")), nix::sys::stat::Mode::S_IRUSR).unwrap();
+    nix::unistd::mkfifo(
+        Path::new(&fixture.in_netns_dir("fifo")),
+        nix::sys::stat::Mode::S_IRUSR,
+    )
+    .unwrap();
     assert_eq!(fixture.errno(&path("absent")), Errno::ENOENT);
     assert_eq!(fixture.errno(&path("regular")), Errno::EINVAL);
     assert_eq!(fixture.errno(&path("fifo")), Errno::EINVAL);
     assert_eq!(fixture.errno(&path("link")), Errno::ELOOP);
     assert_eq!(fixture.errno(&path("../opener/opener.sock")), Errno::EPERM);
-    assert_eq!(fixture.errno(&OpenerRequest::Path("/etc/passwd".into())), Errno::EPERM);
-    assert_eq!(fixture.errno(&OpenerRequest::Path("/proc/1/root/etc/shadow".into())), Errno::EPERM);
-    assert_eq!(fixture.errno(&OpenerRequest::Path("/proc/0/ns/net".into())), Errno::ENOENT);
+    assert_eq!(
+        fixture.errno(&OpenerRequest::Path("/etc/passwd".into())),
+        Errno::EPERM
+    );
+    assert_eq!(
+        fixture.errno(&OpenerRequest::Path("/proc/1/root/etc/shadow".into())),
+        Errno::EPERM
+    );
+    assert_eq!(
+        fixture.errno(&OpenerRequest::Path("/proc/0/ns/net".into())),
+        Errno::ENOENT
+    );
     assert_eq!(fixture.errno(&candidate("no-such-pod", 0)), Errno::ENOENT);
 
     let (reply, descriptors) = fixture.ask(&OpenerRequest::Host);
@@ -218,16 +277,34 @@ fn legacy_tables_bring_plain_sockets_and_looking_makes_none() {
     let pod = Netns::new().unwrap();
     let (reply, descriptors) = fixture.ask_with(&OpenerRequest::Descriptor, &[pod.as_fd()]);
     assert_sockets_in(&pod, reply, &descriptors);
-    assert_eq!(names(&pod, "ip_tables_names") + &names(&pod, "ip6_tables_names"), "");
+    assert_eq!(
+        names(&pod, "ip_tables_names") + &names(&pod, "ip6_tables_names"),
+        ""
+    );
 
-    output(&Place::from(&pod), "ip6tables-legacy", &["-t", "nat", "-N", "ISTIO_OUTPUT"], b"").unwrap();
+    output(
+        &Place::from(&pod),
+        "ip6tables-legacy",
+        &["-t", "nat", "-N", "ISTIO_OUTPUT"],
+        b"",
+    )
+    .unwrap();
     let (reply, descriptors) = fixture.ask_with(&OpenerRequest::Descriptor, &[pod.as_fd()]);
     assert_eq!((reply.errno, descriptors.len()), (0, 4));
     assert!(reply.legacy.ipv6 && !reply.legacy.ipv4);
     assert_eq!(cookie(&descriptors[3]), pod.cookie().unwrap());
-    assert_eq!(getsockopt(&descriptors[3], sockopt::SockType).unwrap(), SockType::Datagram);
+    assert_eq!(
+        getsockopt(&descriptors[3], sockopt::SockType).unwrap(),
+        SockType::Datagram
+    );
 
-    output(&Place::from(&pod), "iptables-legacy", &["-t", "nat", "-N", "ISTIO_OUTPUT"], b"").unwrap();
+    output(
+        &Place::from(&pod),
+        "iptables-legacy",
+        &["-t", "nat", "-N", "ISTIO_OUTPUT"],
+        b"",
+    )
+    .unwrap();
     let (reply, descriptors) = fixture.ask_with(&OpenerRequest::Descriptor, &[pod.as_fd()]);
     assert!(reply.legacy.ipv4 && reply.legacy.ipv6);
     assert_eq!(descriptors.len(), 5);
@@ -238,7 +315,10 @@ fn a_scan_suggests_the_oldest_process_first_and_never_the_host() {
     let fixture = Fixture::start();
     let (a, b) = (random_uuid().unwrap(), random_uuid().unwrap());
     let (netns_a, netns_b) = (Netns::new().unwrap(), Netns::new().unwrap());
-    let (cgroup_a, cgroup_b) = (PodCgroup::create(&a, "a1").unwrap(), PodCgroup::create(&b, "b1").unwrap());
+    let (cgroup_a, cgroup_b) = (
+        PodCgroup::create(&a, "a1").unwrap(),
+        PodCgroup::create(&b, "b1").unwrap(),
+    );
     let pause_a = sleeper(Place::from(&netns_a), &cgroup_a);
     // Start times are counted in clock ticks of 10 ms: the later ones must be later by that clock.
     let next_tick = || {
@@ -261,7 +341,10 @@ fn a_scan_suggests_the_oldest_process_first_and_never_the_host() {
     let (reply, _) = fixture.ask(&OpenerRequest::Scan);
     assert_eq!(reply.errno, 0);
     assert!(reply.scanned >= 5);
-    assert_eq!(fixture.candidates(&a), [netns_a.inode(), netns_b.inode(), nested.inode()]);
+    assert_eq!(
+        fixture.candidates(&a),
+        [netns_a.inode(), netns_b.inode(), nested.inode()]
+    );
     assert_eq!(fixture.candidates(&b), [netns_b.inode()]);
     let (reply, descriptors) = fixture.ask(&candidate(&a, 0));
     assert_sockets_in(&netns_a, reply, &descriptors);
@@ -282,10 +365,14 @@ fn a_scan_of_many_processes_is_cheap() {
     let cgroup = PodCgroup::create(&uid, "c1").unwrap();
     // As on a full node, about a fifth of all processes are pods'.
     let _processes: Vec<_> = (0..30).map(|_| sleeper(Place::from(&pod), &cgroup)).collect();
-    let processes: Vec<u32> = std::iter::once(fixture.opener.pid()).chain(children(fixture.opener.pid())).collect();
+    let processes: Vec<u32> = std::iter::once(fixture.opener.pid())
+        .chain(children(fixture.opener.pid()))
+        .collect();
     let cpu = || -> u64 { processes.iter().map(|pid| cpu_ticks(*pid)).sum() };
     let (rounds, before, start) = (30, cpu(), Instant::now());
-    let scanned: u32 = (0..rounds).map(|_| fixture.ask(&OpenerRequest::Scan).0.scanned).sum();
+    let scanned: u32 = (0..rounds)
+        .map(|_| fixture.ask(&OpenerRequest::Scan).0.scanned)
+        .sum();
     let per_5000 = Duration::from_millis((cpu() - before) * 10) * 5000 / scanned;
     assert_eq!(fixture.candidates(&uid), [pod.inode()]);
     assert!(
@@ -300,7 +387,10 @@ fn two_processes_hold_one_capability_each_under_seccomp() {
     let fixture = Fixture::start();
     let helper = children(fixture.opener.pid());
     assert_eq!(helper.len(), 1);
-    for (pid, only) in [(fixture.opener.pid(), Capability::CAP_SYS_ADMIN), (helper[0], Capability::CAP_SYS_PTRACE)] {
+    for (pid, only) in [
+        (fixture.opener.pid(), Capability::CAP_SYS_ADMIN),
+        (helper[0], Capability::CAP_SYS_PTRACE),
+    ] {
         let status = poll_until("filter is installed", SOON, || {
             ProcStatus::read(pid).ok().filter(ProcStatus::has_seccomp_filter)
         })
@@ -309,7 +399,13 @@ fn two_processes_hold_one_capability_each_under_seccomp() {
         assert!(status.no_new_privs());
         assert_eq!(status.bounding().len(), 2);
     }
-    let probe = output(&Place::default(), env!("CARGO_BIN_EXE_netns-opener"), &["healthcheck"], b"").unwrap();
+    let probe = output(
+        &Place::default(),
+        env!("CARGO_BIN_EXE_netns-opener"),
+        &["healthcheck"],
+        b"",
+    )
+    .unwrap();
     assert!(probe.status.success());
 }
 
@@ -328,7 +424,10 @@ fn the_opener_dials_again_and_ends_when_asked() {
     let helper = children(fixture.opener.pid())[0];
     fixture.opener.signal(Signal::SIGTERM).unwrap();
     assert!(fixture.opener.wait(SOON).unwrap().success());
-    poll_true("the helper ends too", SOON, || !Path::new(&format!("/proc/{helper}")).exists()).unwrap();
+    poll_true("the helper ends too", SOON, || {
+        !Path::new(&format!("/proc/{helper}")).exists()
+    })
+    .unwrap();
 }
 
 #[test]

@@ -3,7 +3,11 @@
 //! Capabilities, Landlock and seccomp are per thread: each attempt runs on a thread that confines itself exactly as
 //! the process does, and ends.
 #![expect(unsafe_code, reason = "the attempts are raw system calls")]
-#![expect(clippy::disallowed_methods, reason = "the attempts enter namespaces and start programs")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the attempts enter namespaces and start programs"
+)]
 
 use std::fs::File;
 use std::io::Read;
@@ -32,9 +36,9 @@ fn in_keyhole_cage<T: Send + 'static>(attempt: impl FnOnce() -> T + Send + 'stat
 
 /// A raw system call, since libc would refuse some attempts before the kernel does.
 fn call(number: libc::c_long, arguments: [libc::c_long; 5]) -> Errno {
-    let [a, b, c, d, e] = arguments;
+    let [first, second, third, fourth, fifth] = arguments;
     // SAFETY: the tests pass null pointers or numbers only; the kernel checks both.
-    let rc = unsafe { libc::syscall(number, a, b, c, d, e) };
+    let rc = unsafe { libc::syscall(number, first, second, third, fourth, fifth) };
     if rc < 0 { Errno::last() } else { Errno::from_raw(0) }
 }
 
@@ -48,14 +52,22 @@ fn forbidden() -> Vec<(&'static str, libc::c_long, [libc::c_long; 5])> {
         ("fsopen", libc::SYS_fsopen, [0; 5]),
         ("pivot_root", libc::SYS_pivot_root, [0; 5]),
         ("chroot", libc::SYS_chroot, [0; 5]),
-        ("ptrace", libc::SYS_ptrace, [libc::c_long::from(libc::PTRACE_ATTACH), 1, 0, 0, 0]),
+        (
+            "ptrace",
+            libc::SYS_ptrace,
+            [libc::c_long::from(libc::PTRACE_ATTACH), 1, 0, 0, 0],
+        ),
         ("process_vm_readv", libc::SYS_process_vm_readv, [1, 0, 0, 0, 0]),
         ("process_vm_writev", libc::SYS_process_vm_writev, [1, 0, 0, 0, 0]),
         ("pidfd_open", libc::SYS_pidfd_open, [1, 0, 0, 0, 0]),
         ("pidfd_getfd", libc::SYS_pidfd_getfd, [0; 5]),
         ("execve", libc::SYS_execve, [0; 5]),
         ("execveat", libc::SYS_execveat, [0; 5]),
-        ("clone without CLONE_THREAD", libc::SYS_clone, [clone_process, 0, 0, 0, 0]),
+        (
+            "clone without CLONE_THREAD",
+            libc::SYS_clone,
+            [clone_process, 0, 0, 0, 0],
+        ),
         ("clone3", libc::SYS_clone3, [0; 5]),
         ("bpf", libc::SYS_bpf, [0; 5]),
         ("perf_event_open", libc::SYS_perf_event_open, [0; 5]),
@@ -102,17 +114,36 @@ trait MapErrno {
 
 impl MapErrno for Vec<(&'static str, libc::c_long, [libc::c_long; 5])> {
     fn map_errno(self) -> Vec<(&'static str, Errno)> {
-        self.into_iter().map(|(name, number, arguments)| (name, call(number, arguments))).collect()
+        self.into_iter()
+            .map(|(name, number, arguments)| (name, call(number, arguments)))
+            .collect()
     }
 }
 
 #[test]
 fn nothing_can_be_opened_for_writing() {
     let attempt = || {
-        ["/proc/1/root/etc/shadow", "/proc/sys/kernel/core_pattern", "/proc/self/mem", "/proc/sysrq-trigger"]
-            .map(|path| (path, File::options().write(true).open(path).map(drop).map_err(|e| e.raw_os_error())))
+        [
+            "/proc/1/root/etc/shadow",
+            "/proc/sys/kernel/core_pattern",
+            "/proc/self/mem",
+            "/proc/sysrq-trigger",
+        ]
+        .map(|path| {
+            (
+                path,
+                File::options()
+                    .write(true)
+                    .open(path)
+                    .map(drop)
+                    .map_err(|e| e.raw_os_error()),
+            )
+        })
     };
-    for (path, outcome) in in_opener_cage(attempt).into_iter().chain(in_keyhole_cage(attempt)) {
+    for (path, outcome) in in_opener_cage(attempt)
+        .into_iter()
+        .chain(in_keyhole_cage(attempt))
+    {
         assert_eq!(outcome, Err(Some(libc::ENOSYS)), "{path}");
     }
 }
@@ -144,7 +175,10 @@ fn the_opener_reads_below_proc_and_nowhere_else() {
         assert_eq!(outcome, Ok(()), "{path}");
     }
     for (path, outcome) in outside {
-        assert!(matches!(outcome, Err(Some(libc::EACCES | libc::EPERM))), "{path}: {outcome:?}");
+        assert!(
+            matches!(outcome, Err(Some(libc::EACCES | libc::EPERM))),
+            "{path}: {outcome:?}"
+        );
     }
 }
 
@@ -172,7 +206,10 @@ fn the_opener_enters_and_makes_network_namespaces_only() {
 fn only_netlink_unix_and_datagram_sockets_can_be_made() {
     let kinds = || {
         let socket = |domain, kind| {
-            call(libc::SYS_socket, [libc::c_long::from(domain), libc::c_long::from(kind), 0, 0, 0])
+            call(
+                libc::SYS_socket,
+                [libc::c_long::from(domain), libc::c_long::from(kind), 0, 0, 0],
+            )
         };
         [
             socket(libc::AF_INET, libc::SOCK_STREAM),
@@ -207,7 +244,10 @@ fn the_helper_cannot_read_what_it_opens() {
         let mut file = File::open(path).unwrap();
         let fd = libc::c_long::from(file.as_raw_fd());
         let read = file.read(&mut [0; 8]).map_err(|e| e.raw_os_error());
-        let (read_only, private) = (libc::c_long::from(libc::PROT_READ), libc::c_long::from(libc::MAP_PRIVATE));
+        let (read_only, private) = (
+            libc::c_long::from(libc::PROT_READ),
+            libc::c_long::from(libc::MAP_PRIVATE),
+        );
         (read, call(libc::SYS_mmap, [0, 4096, read_only, private, fd]))
     });
     assert_eq!((read, mapped), (Err(Some(libc::ENOSYS)), Errno::ENOSYS));

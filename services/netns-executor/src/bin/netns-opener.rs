@@ -77,7 +77,11 @@ fn caged_opener_runs(proc: &Path) -> bool {
         .filter(|entry| entry.file_name().to_str() != Some(own.as_str()))
         .filter_map(|entry| std::fs::read_to_string(entry.path().join("status")).ok())
         .any(|status| {
-            let has = |line: &str| status.lines().any(|l| l.split_whitespace().eq(line.split_whitespace()));
+            let has = |line: &str| {
+                status
+                    .lines()
+                    .any(|l| l.split_whitespace().eq(line.split_whitespace()))
+            };
             has("Name: netns-opener") && has("Seccomp: 2") && !status.contains("\nState:\tZ")
         })
 }

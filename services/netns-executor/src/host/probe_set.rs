@@ -42,7 +42,11 @@ pub fn remove(host: &HostSockets, options: &HostOptions, addresses: &[IpAddr]) -
         // One missing element fails them all; which one it was is cheaper to ask only now.
         Err(error) if error.errno() == Some(libc::ENOENT) => {
             let present: BTreeSet<_> = list(host, options)?.into_iter().collect();
-            let there: Vec<_> = addresses.iter().copied().filter(|address| present.contains(address)).collect();
+            let there: Vec<_> = addresses
+                .iter()
+                .copied()
+                .filter(|address| present.contains(address))
+                .collect();
             delete(&there)
         }
         outcome => outcome,
@@ -65,7 +69,10 @@ pub fn list(host: &HostSockets, options: &HostOptions) -> Result<Vec<IpAddr>, Ne
 /// Makes the sets hold exactly `wanted`, in one transaction.
 pub fn sync(host: &HostSockets, options: &HostOptions, wanted: &[IpAddr]) -> Result<Synced, NetlinkError> {
     let present: BTreeSet<_> = list(host, options)?.into_iter().collect();
-    let wanted: BTreeSet<_> = by_set(options, wanted).into_iter().flat_map(|(_, members)| members).collect();
+    let wanted: BTreeSet<_> = by_set(options, wanted)
+        .into_iter()
+        .flat_map(|(_, members)| members)
+        .collect();
     let new: Vec<_> = wanted.difference(&present).copied().collect();
     let old: Vec<_> = present.difference(&wanted).copied().collect();
     let mut batch = Batch::new();
@@ -76,18 +83,32 @@ pub fn sync(host: &HostSockets, options: &HostOptions, wanted: &[IpAddr]) -> Res
         batch.delete_elements(HOST_TABLE, set, &members);
     }
     batch.commit(&host.netfilter)?;
-    Ok(Synced { added: new.len(), removed: old.len() })
+    Ok(Synced {
+        added: new.len(),
+        removed: old.len(),
+    })
 }
 
 fn sets(options: &HostOptions) -> Vec<(&'static str, Family)> {
     let both = [(PROBES_V4, Family::V4), (PROBES_V6, Family::V6)];
-    both.into_iter().filter(|(_, family)| *family == Family::V4 || options.ipv6).collect()
+    both.into_iter()
+        .filter(|(_, family)| *family == Family::V4 || options.ipv6)
+        .collect()
 }
 
 /// IPv4-mapped IPv6 addresses count as IPv4.
 fn by_set(options: &HostOptions, addresses: &[IpAddr]) -> Vec<(&'static str, Vec<IpAddr>)> {
     let canonical: BTreeSet<_> = addresses.iter().map(IpAddr::to_canonical).collect();
-    let members = |family| canonical.iter().copied().filter(|address| Family::of(*address) == family).collect();
-    let each = sets(options).into_iter().map(|(set, family)| (set, members(family)));
-    each.filter(|(_, members): &(_, Vec<IpAddr>)| !members.is_empty()).collect()
+    let members = |family| {
+        canonical
+            .iter()
+            .copied()
+            .filter(|address| Family::of(*address) == family)
+            .collect()
+    };
+    let each = sets(options)
+        .into_iter()
+        .map(|(set, family)| (set, members(family)));
+    each.filter(|(_, members): &(_, Vec<IpAddr>)| !members.is_empty())
+        .collect()
 }

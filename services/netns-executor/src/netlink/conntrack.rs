@@ -45,12 +45,15 @@ fn is_redirected(message: &Message<'_>) -> bool {
         let bytes: [u8; 2] = protocol.find(end)?.try_into().ok()?;
         is_tcp.then_some(u16::from_be_bytes(bytes))
     };
-    let (Some(dialled), Some(answering)) =
-        (port(TUPLE_ORIGINAL, DESTINATION_PORT), port(TUPLE_REPLY, SOURCE_PORT))
-    else {
+    let (Some(dialled), Some(answering)) = (
+        port(TUPLE_ORIGINAL, DESTINATION_PORT),
+        port(TUPLE_REPLY, SOURCE_PORT),
+    ) else {
         return false;
     };
     let state: Attributes<'_> = attributes.nested(PROTOCOL_INFO).nested(PROTOCOL_INFO_TCP);
-    let ended = state.find(TCP_STATE).is_some_and(|state| ENDED.iter().any(|ended| state == [*ended]));
+    let ended = state
+        .find(TCP_STATE)
+        .is_some_and(|state| ENDED.iter().any(|ended| state == [*ended]));
     dialled != answering && [PORT_OUTBOUND, PORT_INBOUND].contains(&answering) && !ended
 }

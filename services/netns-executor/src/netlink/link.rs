@@ -43,7 +43,11 @@ pub fn links(socket: &RouteSocket) -> Result<Vec<Link>, NetlinkError> {
             if message.ty == NEWLINK {
                 links.push(Link {
                     index: header(4),
-                    name: message.attributes(LINK_FIXED).string(IFLA_IFNAME).unwrap_or_default().to_owned(),
+                    name: message
+                        .attributes(LINK_FIXED)
+                        .string(IFLA_IFNAME)
+                        .unwrap_or_default()
+                        .to_owned(),
                     is_loopback: header(8) & IFF_LOOPBACK != 0,
                 });
             }
@@ -70,7 +74,9 @@ pub fn addresses(socket: &RouteSocket) -> Result<Vec<(String, IpAddr)>, NetlinkE
         },
     )?;
     let named = |(index, address)| {
-        let link = links.iter().find(|link| link.index == index && !link.is_loopback)?;
+        let link = links
+            .iter()
+            .find(|link| link.index == index && !link.is_loopback)?;
         Some((link.name.clone(), address))
     };
     Ok(found.into_iter().filter_map(named).collect())
@@ -93,7 +99,9 @@ pub fn set_loopback_up(socket: &RouteSocket) -> Result<(), NetlinkError> {
 /// On a point-to-point interface IFA_ADDRESS is the peer's address and IFA_LOCAL ours.
 fn address(message: &Message<'_>) -> Option<IpAddr> {
     let attributes = message.attributes(ADDRESS_FIXED);
-    let bytes = attributes.find(IFA_LOCAL).or_else(|| attributes.find(IFA_ADDRESS))?;
+    let bytes = attributes
+        .find(IFA_LOCAL)
+        .or_else(|| attributes.find(IFA_ADDRESS))?;
     let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
     v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
 }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use caps::Capability;
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, PathBeneath, PathFd, PathFdError, Ruleset, RulesetAttr, RulesetCreatedAttr,
-    RulesetError, RulesetStatus, Scope,
+    ABI, Access, AccessFs, AccessNet, PathBeneath, PathFd, PathFdError, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 use sluice_runtime::privileges::{self, PrivilegeError};
 use sluice_runtime::seccomp::{self, SeccompError};
@@ -52,7 +52,10 @@ pub fn confine_opener(proc: &Path, netns_directories: &[PathBuf]) -> Result<(), 
         .handle_access(AccessNet::from_all(LANDLOCK))?
         .scope(Scope::from_all(LANDLOCK))?
         .create()?
-        .add_rule(PathBeneath::new(PathFd::new(proc)?, AccessFs::ReadFile | AccessFs::ReadDir))?
+        .add_rule(PathBeneath::new(
+            PathFd::new(proc)?,
+            AccessFs::ReadFile | AccessFs::ReadDir,
+        ))?
         .add_rules(existing)?
         .restrict_self()?;
     if status.ruleset == RulesetStatus::NotEnforced {

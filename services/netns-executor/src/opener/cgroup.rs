@@ -46,9 +46,11 @@ fn pod_container(path: &str) -> Option<Membership> {
         let (uid, rest) = leading_uid(&path[at + 3..])?;
         let words = rest.strip_prefix(is_punctuation)?;
         let container = words.rsplit(is_punctuation).next()?;
-        (is_punctuation(before) && words.split(is_punctuation).all(|word| !word.is_empty())).then(|| Membership {
-            uid,
-            container: container.to_owned(),
+        (is_punctuation(before) && words.split(is_punctuation).all(|word| !word.is_empty())).then(|| {
+            Membership {
+                uid,
+                container: container.to_owned(),
+            }
         })
     })
 }
@@ -104,7 +106,11 @@ mod tests {
                       kubelet-kubepods-besteffort.slice/\
                       kubelet-kubepods-besteffort-pod863b91d4_4b68_4efa_917f_4b560e3e86aa.slice/cri-containerd-75c7.scope";
         for (path, uid, container) in [
-            ("/kubepods/burstable/pod2c48913c-b29f-11e7-9350-020968147796/9bca8d", UID, "9bca8d"),
+            (
+                "/kubepods/burstable/pod2c48913c-b29f-11e7-9350-020968147796/9bca8d",
+                UID,
+                "9bca8d",
+            ),
             (
                 "/kubepods.slice/kubepods-burstable.slice/\
                  kubepods-burstable-pod2c48913c-b29f-11e7-9350-020968147796.slice/docker-9bca.scope",

@@ -27,11 +27,17 @@ pub(super) struct Opened {
 impl Opened {
     /// The descriptors in the order of the protocol.
     pub(super) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        [Some(&self.netns), Some(&self.netfilter), Some(&self.route), self.inet.as_ref(), self.inet6.as_ref()]
-            .into_iter()
-            .flatten()
-            .map(AsFd::as_fd)
-            .collect()
+        [
+            Some(&self.netns),
+            Some(&self.netfilter),
+            Some(&self.route),
+            self.inet.as_ref(),
+            self.inet6.as_ref(),
+        ]
+        .into_iter()
+        .flatten()
+        .map(AsFd::as_fd)
+        .collect()
     }
 
     /// Which of the optional ones there are.
@@ -45,7 +51,11 @@ impl Opened {
 
 /// Refuses whatever is not a descriptor of a namespace. That it is one of the network kind is checked by setns(2).
 pub(super) fn require_nsfs(descriptor: &OwnedFd) -> Result<(), Errno> {
-    if fstatfs(descriptor)?.filesystem_type() == NSFS_MAGIC { Ok(()) } else { Err(Errno::EINVAL) }
+    if fstatfs(descriptor)?.filesystem_type() == NSFS_MAGIC {
+        Ok(())
+    } else {
+        Err(Errno::EINVAL)
+    }
 }
 
 /// Opens sockets in `netns`. `proc` is a proc file system that shows this process.
@@ -72,7 +82,14 @@ pub(super) fn errno_of(error: &std::io::Error) -> Errno {
 }
 
 fn open_sockets(netns: OwnedFd, proc: &Path) -> Result<Opened, Errno> {
-    let netlink = |protocol| socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol);
+    let netlink = |protocol| {
+        socket(
+            AddressFamily::Netlink,
+            SockType::Raw,
+            SockFlag::SOCK_CLOEXEC,
+            protocol,
+        )
+    };
     let legacy = |names: &str, family| {
         // Only asking a legacy table about its content makes the kernel create it in this namespace, with its hooks:
         // so nothing is opened, and later asked, where this list is empty. It is unreadable in a pod with a user

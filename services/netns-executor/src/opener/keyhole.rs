@@ -55,8 +55,13 @@ impl Keyhole {
     pub fn start(proc: &Path) -> Result<Self, KeyholeError> {
         let fail = |call| move |source: std::io::Error| KeyholeError::Start { call, source };
         let directory = File::open(proc).map_err(fail("open of the proc directory"))?;
-        let (ours, its) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
-            .map_err(|errno| fail("socketpair")(errno.into()))?;
+        let (ours, its) = socketpair(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            None,
+            SockFlag::SOCK_CLOEXEC,
+        )
+        .map_err(|errno| fail("socketpair")(errno.into()))?;
         // SAFETY: no other thread exists yet (documented precondition), so the child may go on as usual.
         match unsafe { fork() }.map_err(|errno| fail("fork")(errno.into()))? {
             ForkResult::Parent { .. } => Ok(Self(ours)),
@@ -65,7 +70,10 @@ impl Keyhole {
                 let code = match cage::confine_keyhole() {
                     Ok(()) => i32::from(serve(&directory, &its).is_err()),
                     Err(error) => {
-                        tracing::error!(error = sluice_runtime::telemetry::chain(&error), "cannot confine the helper");
+                        tracing::error!(
+                            error = sluice_runtime::telemetry::chain(&error),
+                            "cannot confine the helper"
+                        );
                         1
                     }
                 };
@@ -113,8 +121,19 @@ fn serve(proc: &File, parent: &OwnedFd) -> Result<(), TransportError> {
         for pid in words(&request.bytes) {
             path.clear();
             let _ = write!(path, "{pid}/ns/net");
-            let netns = openat(proc, path.as_str(), OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty());
-            errnos.extend(netns.as_ref().err().map_or(0, |errno| *errno as i32).to_le_bytes());
+            let netns = openat(
+                proc,
+                path.as_str(),
+                OFlag::O_RDONLY | OFlag::O_CLOEXEC,
+                Mode::empty(),
+            );
+            errnos.extend(
+                netns
+                    .as_ref()
+                    .err()
+                    .map_or(0, |errno| *errno as i32)
+                    .to_le_bytes(),
+            );
             opened.extend(netns);
         }
         let descriptors: Vec<_> = opened.iter().map(AsFd::as_fd).collect();

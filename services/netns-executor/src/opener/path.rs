@@ -23,12 +23,17 @@ pub(super) enum Allowed<'a> {
 
 /// Checks a requested path against `directories`.
 pub(super) fn check<'a>(path: &'a str, directories: &'a [PathBuf]) -> Option<Allowed<'a>> {
-    if let Some(pid) = path.strip_prefix("/proc/").and_then(|rest| rest.strip_suffix("/ns/net")) {
+    if let Some(pid) = path
+        .strip_prefix("/proc/")
+        .and_then(|rest| rest.strip_suffix("/ns/net"))
+    {
         let digits = pid.bytes().all(|byte| byte.is_ascii_digit());
         return digits.then(|| pid.parse().ok().map(Allowed::Process)).flatten();
     }
     let (directory, name) = path.rsplit_once('/')?;
-    let directory = directories.iter().find(|allowed| allowed.as_os_str() == directory)?;
+    let directory = directories
+        .iter()
+        .find(|allowed| allowed.as_os_str() == directory)?;
     (!matches!(name, "" | "." | "..")).then_some(Allowed::File { directory, name })
 }
 
@@ -46,7 +51,11 @@ pub(super) fn open_netns(directory: &Path, name: &str) -> Result<OwnedFd, Errno>
 
 /// Opens a path of our own configuration.
 pub(super) fn open_trusted(path: &Path) -> Result<OwnedFd, Errno> {
-    let netns = open(path, OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC, Mode::empty())?;
+    let netns = open(
+        path,
+        OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC,
+        Mode::empty(),
+    )?;
     require_nsfs(&netns)?;
     Ok(netns)
 }

@@ -52,7 +52,11 @@ pub(super) struct Scan {
 impl Scan {
     /// Looks once at every process below `proc`. Processes that vanish or cannot be read are left out; `host` is
     /// never a candidate.
-    pub(super) fn run(proc: &Path, keyhole: &Keyhole, host: NetnsId) -> Result<Result<Self, Errno>, KeyholeError> {
+    pub(super) fn run(
+        proc: &Path,
+        keyhole: &Keyhole,
+        host: NetnsId,
+    ) -> Result<Result<Self, Errno>, KeyholeError> {
         let (directory, entries) = match open_directory(proc) {
             Ok(opened) => opened,
             Err(error) => return Ok(Err(errno_of(&error))),
@@ -69,12 +73,20 @@ impl Scan {
         for batch in found.chunks(MAX_DESCRIPTORS) {
             let pids: Vec<u32> = batch.iter().map(|(_, process)| process.pid).collect();
             for ((uid, process), netns) in batch.iter().zip(keyhole.netns_of_each(&pids)?) {
-                let Ok(netns) = netns.and_then(id_of) else { continue };
+                let Ok(netns) = netns.and_then(id_of) else {
+                    continue;
+                };
                 let candidates = scan.candidates.entry(uid.clone()).or_default();
                 let is_new = !candidates.iter().any(|known| known.netns == netns);
                 // The process may have ended, and its pid be another's, since its control group was read.
                 if netns != host && (!is_new || processes.started(process.pid) == Some(process.started)) {
-                    remember(candidates, Candidate { process: *process, netns });
+                    remember(
+                        candidates,
+                        Candidate {
+                            process: *process,
+                            netns,
+                        },
+                    );
                 }
             }
         }
@@ -82,13 +94,22 @@ impl Scan {
     }
 
     /// Opens the `index`-th namespace of a pod. ENOENT: there is none; ESRCH: it is no longer what the scan saw.
-    pub(super) fn open(&self, keyhole: &Keyhole, uid: &PodUid, index: u32) -> Result<Result<OwnedFd, Errno>, KeyholeError> {
+    pub(super) fn open(
+        &self,
+        keyhole: &Keyhole,
+        uid: &PodUid,
+        index: u32,
+    ) -> Result<Result<OwnedFd, Errno>, KeyholeError> {
         let found = self.candidates.get(uid).and_then(|all| all.get(index as usize));
         let Some(candidate) = found else {
             return Ok(Err(Errno::ENOENT));
         };
         Ok(keyhole.netns_of(candidate.process.pid)?.and_then(|netns| {
-            if id_of(&netns)? == candidate.netns { Ok(netns) } else { Err(Errno::ESRCH) }
+            if id_of(&netns)? == candidate.netns {
+                Ok(netns)
+            } else {
+                Err(Errno::ESRCH)
+            }
         }))
     }
 }
@@ -184,7 +205,13 @@ mod tests {
                 started: 1000 - inode,
                 pid: 1,
             };
-            remember(&mut all, Candidate { process, netns: (4, inode) });
+            remember(
+                &mut all,
+                Candidate {
+                    process,
+                    netns: (4, inode),
+                },
+            );
         }
         assert_eq!(all.len(), MAX_CANDIDATES);
         assert_eq!(all[0].netns.1, 99);

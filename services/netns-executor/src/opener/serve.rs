@@ -91,7 +91,10 @@ enum Wake {
 impl Opener {
     /// Opens the host's namespace and takes over SIGTERM and SIGINT.
     pub fn new(options: Options, keyhole: Keyhole) -> Result<Self, OpenerError> {
-        let path = options.host_netns.clone().unwrap_or_else(|| options.host_proc.join("1/ns/net"));
+        let path = options
+            .host_netns
+            .clone()
+            .unwrap_or_else(|| options.host_proc.join("1/ns/net"));
         let opened = match &options.host_netns {
             Some(path) => path::open_trusted(path),
             None => keyhole.netns_of(1)?,
@@ -107,7 +110,8 @@ impl Opener {
         set.add(Signal::SIGTERM);
         set.add(Signal::SIGINT);
         set.thread_block().map_err(OpenerError::call("sigprocmask"))?;
-        let signals = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC).map_err(OpenerError::call("signalfd"))?;
+        let signals =
+            SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC).map_err(OpenerError::call("signalfd"))?;
         Ok(Self {
             options,
             keyhole,
@@ -155,7 +159,10 @@ impl Opener {
                     return Ok(false);
                 }
                 Err(error) => {
-                    tracing::warn!(error = chain(&error), "connection to the executor is unusable, closing it");
+                    tracing::warn!(
+                        error = chain(&error),
+                        "connection to the executor is unusable, closing it"
+                    );
                     return Ok(false);
                 }
             }
@@ -247,7 +254,12 @@ fn failed(errno: i32) -> OpenerReply {
 }
 
 fn dial(path: &Path) -> Result<OwnedFd, Errno> {
-    let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
+    let socket = socket(
+        AddressFamily::Unix,
+        SockType::SeqPacket,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )?;
     connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
     Ok(socket)
 }

@@ -35,7 +35,9 @@ pub(super) fn destroy(socket: &NetfilterSocket) -> Result<Vec<String>, NetlinkEr
         match destroy_one(socket, name)? {
             None => destroyed.push(describe(name)),
             Some(refusal) if matches!(refusal.errno, libc::ENOENT | libc::EINVAL | libc::EOPNOTSUPP) => {}
-            Some(refusal) => tracing::warn!(set = name, errno = refusal.errno, "ipset of Istio's agent stays"),
+            Some(refusal) => {
+                tracing::warn!(set = name, errno = refusal.errno, "ipset of Istio's agent stays");
+            }
         }
     }
     Ok(destroyed)
@@ -45,7 +47,10 @@ pub(super) fn destroy(socket: &NetfilterSocket) -> Result<Vec<String>, NetlinkEr
 fn destroy_one(socket: &NetfilterSocket, name: &str) -> Result<Option<Refusal>, NetlinkError> {
     let mut attempt = 0;
     loop {
-        let refusal = socket.transact(&request(DESTROY, EXCLUSIVE, 1, name), 1)?.into_iter().next();
+        let refusal = socket
+            .transact(&request(DESTROY, EXCLUSIVE, 1, name), 1)?
+            .into_iter()
+            .next();
         if attempt == ATTEMPTS || refusal.as_ref().is_none_or(|refusal| refusal.errno != IN_USE) {
             return Ok(refusal);
         }

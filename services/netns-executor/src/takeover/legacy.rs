@@ -85,9 +85,18 @@ impl LegacySocket {
         }
     }
 
-    fn failed(&self, action: &'static str, table: &'static str) -> impl FnOnce(std::io::Error) -> LegacyError {
+    fn failed(
+        &self,
+        action: &'static str,
+        table: &'static str,
+    ) -> impl FnOnce(std::io::Error) -> LegacyError {
         let family = self.layout().name;
-        move |source| LegacyError::Table { action, family, table, source }
+        move |source| LegacyError::Table {
+            action,
+            family,
+            table,
+            source,
+        }
     }
 
     /// Reads a table; none if the kernel has no such table.
@@ -106,12 +115,18 @@ impl LegacySocket {
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
                 Err(error) => return Err(self.failed("read", name)(error)),
                 Ok(bytes) => {
-                    let malformed = |what| LegacyError::Malformed { family: layout.name, table: name, what };
+                    let malformed = |what| LegacyError::Malformed {
+                        family: layout.name,
+                        table: name,
+                        what,
+                    };
                     return Table::decode(layout, &info, &bytes).map(Some).map_err(malformed);
                 }
             }
         }
-        Err(self.failed("read", name)(std::io::Error::from_raw_os_error(libc::EAGAIN)))
+        Err(self.failed("read", name)(std::io::Error::from_raw_os_error(
+            libc::EAGAIN,
+        )))
     }
 }
 
@@ -139,7 +154,13 @@ pub(super) fn plan(socket: &LegacySocket, scope: Scope) -> Result<Vec<Plan>, Leg
         let Some(table) = socket.read(name)? else { continue };
         let (istio, foreign) = table.istio_and_foreign(scope);
         if !istio.is_empty() || !foreign.is_empty() {
-            plans.push(Plan { name, family: socket.layout().name, scope, istio, foreign });
+            plans.push(Plan {
+                name,
+                family: socket.layout().name,
+                scope,
+                istio,
+                foreign,
+            });
         }
     }
     Ok(plans)
@@ -157,20 +178,29 @@ impl Plan {
     pub(super) fn execute(&self, socket: &LegacySocket) -> Result<(), LegacyError> {
         let (fd, level) = (socket.fd.as_fd(), socket.layout().level);
         for _ in 0..ATTEMPTS {
-            let Some(table) = socket.read(self.name)? else { return Ok(()) };
-            let Some(slimmer) = table.without_istio(self.scope) else { return Ok(()) };
+            let Some(table) = socket.read(self.name)? else {
+                return Ok(());
+            };
+            let Some(slimmer) = table.without_istio(self.scope) else {
+                return Ok(());
+            };
             match sys::replace(fd, level, self.name, &slimmer.info, &slimmer.bytes, table.len()) {
                 // It has another number of entries by now.
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
                 Err(error) => return Err(socket.failed("replace", self.name)(error)),
                 Ok(counters) => {
-                    let kept: Vec<_> =
-                        slimmer.kept.iter().map(|index| counters.get(*index).copied().unwrap_or_default()).collect();
+                    let kept: Vec<_> = slimmer
+                        .kept
+                        .iter()
+                        .map(|index| counters.get(*index).copied().unwrap_or_default())
+                        .collect();
                     return sys::add_counters(fd, level, self.name, &kept)
                         .map_err(socket.failed("restore the counters of", self.name));
                 }
             }
         }
-        Err(socket.failed("replace", self.name)(std::io::Error::from_raw_os_error(libc::EAGAIN)))
+        Err(socket.failed("replace", self.name)(
+            std::io::Error::from_raw_os_error(libc::EAGAIN),
+        ))
     }
 }

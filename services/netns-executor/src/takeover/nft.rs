@@ -88,7 +88,10 @@ pub(super) fn plan(socket: &NetfilterSocket, scope: Scope) -> Result<Plan, Netli
             }
         }
     }
-    for table in tables.iter().filter(|table| table.family == INET && is_istio_table(&table.name, scope)) {
+    for table in tables
+        .iter()
+        .filter(|table| table.family == INET && is_istio_table(&table.name, scope))
+    {
         plan.findings.istio.push(format!("table inet {}", table.name));
         plan.push(table, What::Table);
     }
@@ -113,7 +116,10 @@ fn is_race(error: &NetlinkError) -> bool {
 
 fn is_istio_table(name: &str, scope: Scope) -> bool {
     match scope {
-        Scope::Pod => matches!(name, "istio-ambient-nat" | "istio-ambient-mangle" | "istio-ambient-raw"),
+        Scope::Pod => matches!(
+            name,
+            "istio-ambient-nat" | "istio-ambient-mangle" | "istio-ambient-raw"
+        ),
         Scope::Host => name == "istio-ambient-nat",
     }
 }
@@ -127,36 +133,69 @@ fn is_iptables_table(name: &str, scope: Scope) -> bool {
 
 impl Plan {
     fn push(&mut self, table: &Table, what: What) {
-        self.steps.push(Step { family: table.family, table: table.name.clone(), what });
+        self.steps.push(Step {
+            family: table.family,
+            table: table.name.clone(),
+            what,
+        });
     }
 
     fn add_chains(&mut self, table: &Table, chains: &[&Chain], rules: &[Rule], scope: Scope) {
-        let label = format!("{} {}", if table.family == IPV4 { "ip" } else { "ip6" }, table.name);
+        let label = format!(
+            "{} {}",
+            if table.family == IPV4 { "ip" } else { "ip6" },
+            table.name
+        );
         let is_istio = |chain: &str| is_istio_chain(chain, scope);
         // In a pod the chains are Istio's by their name; on the host somebody may have added to one.
-        let is_foreign = |rule: &Rule| scope == Scope::Host && is_istio(&rule.chain) && !rule.looks_into_ipset;
+        let is_foreign =
+            |rule: &Rule| scope == Scope::Host && is_istio(&rule.chain) && !rule.looks_into_ipset;
         let mut gone: Vec<&str> = Vec::new();
         for chain in chains.iter().filter(|chain| is_istio(&chain.name)) {
-            let foreign = rules.iter().filter(|rule| rule.chain == chain.name && is_foreign(rule)).count();
+            let foreign = rules
+                .iter()
+                .filter(|rule| rule.chain == chain.name && is_foreign(rule))
+                .count();
             if foreign == 0 {
                 gone.push(&chain.name);
-                self.findings.istio.push(format!("chain {} of table {label}", chain.name));
+                self.findings
+                    .istio
+                    .push(format!("chain {} of table {label}", chain.name));
             } else {
-                self.findings.foreign.push(format!("{foreign} rules in chain {} of table {label}", chain.name));
+                self.findings.foreign.push(format!(
+                    "{foreign} rules in chain {} of table {label}",
+                    chain.name
+                ));
             }
         }
         let mut deleted = Vec::new();
         for rule in rules.iter().filter(|rule| !gone.contains(&rule.chain.as_str())) {
-            let jumps_nowhere = rule.target.as_deref().is_some_and(|target| gone.contains(&target));
+            let jumps_nowhere = rule
+                .target
+                .as_deref()
+                .is_some_and(|target| gone.contains(&target));
             if jumps_nowhere || (is_istio(&rule.chain) && !is_foreign(rule)) {
                 let kind = if jumps_nowhere { "jump" } else { "rule" };
-                self.findings.istio.push(format!("{kind} in chain {} of table {label}", rule.chain));
-                self.push(table, What::Rule { chain: rule.chain.clone(), handle: rule.handle });
+                self.findings
+                    .istio
+                    .push(format!("{kind} in chain {} of table {label}", rule.chain));
+                self.push(
+                    table,
+                    What::Rule {
+                        chain: rule.chain.clone(),
+                        handle: rule.handle,
+                    },
+                );
                 deleted.push(rule.handle);
             }
         }
         for chain in &gone {
-            self.push(table, What::AllRules { chain: (*chain).to_owned() });
+            self.push(
+                table,
+                What::AllRules {
+                    chain: (*chain).to_owned(),
+                },
+            );
         }
         for chain in &gone {
             self.push(table, What::Chain((*chain).to_owned()));
@@ -167,7 +206,14 @@ impl Plan {
     }
 
     /// Base chains that iptables-nft made for the jumps, and its table, go too if nothing else is in them.
-    fn clear_away(&mut self, table: &Table, chains: &[&Chain], rules: &[Rule], gone: &[&str], deleted: &[u64]) {
+    fn clear_away(
+        &mut self,
+        table: &Table,
+        chains: &[&Chain],
+        rules: &[Rule],
+        gone: &[&str],
+        deleted: &[u64],
+    ) {
         let is_emptied = |chain: &&&Chain| {
             let mut own = rules.iter().filter(|rule| rule.chain == chain.name).peekable();
             chain.is_base && own.peek().is_some() && own.all(|rule| deleted.contains(&rule.handle))
@@ -193,10 +239,16 @@ impl Plan {
             step.write(&mut writer, sequence);
         }
         writer.message(BATCH_END, REQUEST, sequence + 1, &[0, 0, 0, 10], |_| {});
-        match socket.transact(&writer.into_bytes(), sequence)?.into_iter().next() {
+        match socket
+            .transact(&writer.into_bytes(), sequence)?
+            .into_iter()
+            .next()
+        {
             None => Ok(()),
             Some(refusal) => {
-                let step = (refusal.sequence as usize).checked_sub(1).and_then(|index| self.steps.get(index));
+                let step = (refusal.sequence as usize)
+                    .checked_sub(1)
+                    .and_then(|index| self.steps.get(index));
                 Err(refusal.into_error(format!("deletion of old rules ({step:?})")))
             }
         }
@@ -235,35 +287,49 @@ fn read_tables(socket: &NetfilterSocket) -> Result<Vec<Table>, NetlinkError> {
 }
 
 fn read_chains(socket: &NetfilterSocket, family: u8) -> Result<Vec<Chain>, NetlinkError> {
-    dump(socket, "the chains", GETCHAIN, family, None, |message, attributes| {
-        (message.ty == NEWCHAIN).then(|| Chain {
-            table: attributes.string(1).unwrap_or_default().to_owned(),
-            name: attributes.string(3).unwrap_or_default().to_owned(),
-            is_base: attributes.find(4).is_some(),
-        })
-    })
+    dump(
+        socket,
+        "the chains",
+        GETCHAIN,
+        family,
+        None,
+        |message, attributes| {
+            (message.ty == NEWCHAIN).then(|| Chain {
+                table: attributes.string(1).unwrap_or_default().to_owned(),
+                name: attributes.string(3).unwrap_or_default().to_owned(),
+                is_base: attributes.find(4).is_some(),
+            })
+        },
+    )
 }
 
 fn read_rules(socket: &NetfilterSocket, family: u8, table: &str) -> Result<Vec<Rule>, NetlinkError> {
-    dump(socket, "the rules", GETRULE, family, Some(table), |message, attributes| {
-        (message.ty == NEWRULE && attributes.string(1) == Some(table)).then(|| {
-            let mut rule = Rule {
-                chain: attributes.string(2).unwrap_or_default().to_owned(),
-                handle: attributes.be64(3).unwrap_or(0),
-                target: None,
-                looks_into_ipset: false,
-            };
-            for (_, expression) in attributes.nested(4) {
-                let (name, data) = (Attributes(expression).string(1), Attributes(expression).nested(2));
-                if name == Some("immediate") {
-                    // NFTA_IMMEDIATE_DATA, NFTA_DATA_VERDICT, NFTA_VERDICT_CHAIN.
-                    rule.target = data.nested(2).nested(2).string(2).map(ToOwned::to_owned);
+    dump(
+        socket,
+        "the rules",
+        GETRULE,
+        family,
+        Some(table),
+        |message, attributes| {
+            (message.ty == NEWRULE && attributes.string(1) == Some(table)).then(|| {
+                let mut rule = Rule {
+                    chain: attributes.string(2).unwrap_or_default().to_owned(),
+                    handle: attributes.be64(3).unwrap_or(0),
+                    target: None,
+                    looks_into_ipset: false,
+                };
+                for (_, expression) in attributes.nested(4) {
+                    let (name, data) = (Attributes(expression).string(1), Attributes(expression).nested(2));
+                    if name == Some("immediate") {
+                        // NFTA_IMMEDIATE_DATA, NFTA_DATA_VERDICT, NFTA_VERDICT_CHAIN.
+                        rule.target = data.nested(2).nested(2).string(2).map(ToOwned::to_owned);
+                    }
+                    rule.looks_into_ipset |= name == Some("match") && data.string(1) == Some("set");
                 }
-                rule.looks_into_ipset |= name == Some("match") && data.string(1) == Some("set");
-            }
-            rule
-        })
-    })
+                rule
+            })
+        },
+    )
 }
 
 fn dump<T>(
@@ -283,5 +349,7 @@ fn dump<T>(
         });
         writer.into_bytes()
     };
-    socket.query(what, build, Vec::new, |found, message| found.extend(parse(message, message.attributes(FIXED))))
+    socket.query(what, build, Vec::new, |found, message| {
+        found.extend(parse(message, message.attributes(FIXED)));
+    })
 }

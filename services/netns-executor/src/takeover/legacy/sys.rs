@@ -1,6 +1,9 @@
 //! Socket options of the legacy tables (`linux/netfilter_ipv4/ip_tables.h`, `linux/netfilter/x_tables.h`), as a
 //! 64-bit kernel lays them out; IPv6 has the same numbers and headers.
-#![expect(unsafe_code, reason = "getsockopt and setsockopt with options and structures nix does not know")]
+#![expect(
+    unsafe_code,
+    reason = "getsockopt and setsockopt with options and structures nix does not know"
+)]
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -71,7 +74,10 @@ pub(super) fn replace(
     let mut counters = vec![Counters::default(); old_entries];
     let mut bytes = Vec::with_capacity(COUNTERS_POINTER + 8 + entries.len());
     bytes.extend(name(table));
-    let words = [info.valid_hooks, info.entries, info.size].into_iter().chain(info.hook_entry).chain(info.underflow);
+    let words = [info.valid_hooks, info.entries, info.size]
+        .into_iter()
+        .chain(info.hook_entry)
+        .chain(info.underflow);
     for word in words.chain([u32::try_from(old_entries).unwrap_or(u32::MAX)]) {
         bytes.extend(word.to_ne_bytes());
     }
@@ -111,8 +117,20 @@ fn name(table: &str) -> [u8; NAME] {
 fn get(fd: BorrowedFd<'_>, level: libc::c_int, option: libc::c_int, value: &mut [u8]) -> io::Result<()> {
     let mut length = libc::socklen_t::try_from(value.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: `value` is valid for reads and writes of `length` bytes, and `length` for both, during the call.
-    let rc = unsafe { libc::getsockopt(fd.as_raw_fd(), level, option, value.as_mut_ptr().cast(), &raw mut length) };
-    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    let rc = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            level,
+            option,
+            value.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    if rc == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 fn set(fd: BorrowedFd<'_>, level: libc::c_int, option: libc::c_int, value: &[u8]) -> io::Result<()> {
@@ -120,5 +138,9 @@ fn set(fd: BorrowedFd<'_>, level: libc::c_int, option: libc::c_int, value: &[u8]
     // SAFETY: `value` is valid for reads of `length` bytes during the call. SET_REPLACE also writes where the value
     // points to; `replace` above says why that is sound.
     let rc = unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, value.as_ptr().cast(), length) };
-    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if rc == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }

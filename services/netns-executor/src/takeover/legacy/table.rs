@@ -17,8 +17,18 @@ pub(super) struct Layout {
     entry: usize,
 }
 
-pub(super) const IPV4: Layout = Layout { name: "ip", level: libc::SOL_IP, offsets: 88, entry: 112 };
-pub(super) const IPV6: Layout = Layout { name: "ip6", level: libc::SOL_IPV6, offsets: 140, entry: 168 };
+pub(super) const IPV4: Layout = Layout {
+    name: "ip",
+    level: libc::SOL_IP,
+    offsets: 88,
+    entry: 112,
+};
+pub(super) const IPV6: Layout = Layout {
+    name: "ip6",
+    level: libc::SOL_IPV6,
+    offsets: 140,
+    entry: 168,
+};
 
 /// Size of `struct xt_entry_match` and `struct xt_entry_target`: size, name, revision.
 const EXTENSION: usize = 32;
@@ -73,7 +83,9 @@ impl Entry {
     /// Where a standard target leads, if to another entry.
     fn jump(&self) -> Option<u32> {
         let verdict = u32_at(&self.bytes, self.target + EXTENSION)?.cast_signed();
-        self.target_name().is_empty().then(|| u32::try_from(verdict).ok())?
+        self.target_name()
+            .is_empty()
+            .then(|| u32::try_from(verdict).ok())?
     }
 
     fn matches_with(&self, name: &[u8]) -> bool {
@@ -145,7 +157,10 @@ impl Table {
         for pair in heads.windows(2) {
             // The last head is the table's end and begins no chain.
             if let Some(name) = self.entries[pair[0]].chain_name() {
-                pairs.push(Chain { name, range: pair[0]..pair[1] });
+                pairs.push(Chain {
+                    name,
+                    range: pair[0]..pair[1],
+                });
             }
         }
         pairs.into_iter()
@@ -156,7 +171,10 @@ impl Table {
         let rules = chain.range.start + 1..chain.range.end.saturating_sub(1);
         match scope {
             Scope::Pod => 0,
-            Scope::Host => self.entries[rules].iter().filter(|rule| !rule.is_probe_rule()).count(),
+            Scope::Host => self.entries[rules]
+                .iter()
+                .filter(|rule| !rule.is_probe_rule())
+                .count(),
         }
     }
 
@@ -209,7 +227,12 @@ impl Table {
                 size += u32::try_from(entry.bytes.len()).unwrap_or(0);
             }
         }
-        let new_offset = |old: u32| moved.iter().find(|(offset, _)| *offset == old).map_or(old, |(_, new)| *new);
+        let new_offset = |old: u32| {
+            moved
+                .iter()
+                .find(|(offset, _)| *offset == old)
+                .map_or(old, |(_, new)| *new)
+        };
         let kept: Vec<_> = (0..self.entries.len()).filter(|index| keep[*index]).collect();
         let mut bytes = Vec::with_capacity(size as usize);
         for entry in kept.iter().map(|index| &self.entries[*index]) {
