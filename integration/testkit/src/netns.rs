@@ -181,6 +181,16 @@ impl Place {
         })
     }
 
+    /// Mounts this place's netns at `path`, inside its mount namespace.
+    pub(crate) fn mount_own_netns_at(&self, path: &Path) -> io::Result<()> {
+        self.run(|| {
+            File::create(path)?;
+            let none = None::<&str>;
+            nix::mount::mount(Some("/proc/thread-self/ns/net"), path, none, MsFlags::MS_BIND, none)?;
+            Ok(())
+        })
+    }
+
     /// Takes the mount at `path` away and removes the file.
     pub(crate) fn unmount(&self, path: &Path) -> io::Result<()> {
         self.run(|| {

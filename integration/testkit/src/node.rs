@@ -21,6 +21,8 @@ pub const BRIDGE_V4: (Ipv4Addr, u8) = (Ipv4Addr::new(10, 244, 0, 1), 16);
 /// The bridge's IPv6 address and prefix length.
 pub const BRIDGE_V6: (Ipv6Addr, u8) = (Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, 1), 64);
 
+const HOST_NETNS: &str = "host-netns";
+
 /// A simulated node. Clones are handles to the same node; the last one takes it down.
 #[derive(Debug, Clone)]
 pub struct Node(Arc<Inner>);
@@ -47,6 +49,7 @@ impl Node {
         // The broker has a uid of its own and must get through to its directories.
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755))?;
         std::fs::create_dir(dir.path().join("netns"))?;
+        place.mount_own_netns_at(&dir.path().join(HOST_NETNS)).context("mounting the node's netns")?;
         let (route, bridge) = netns.run(|| -> anyhow::Result<_> {
             for (key, value) in [
                 ("ipv4/ip_forward", "1"),
@@ -76,6 +79,11 @@ impl Node {
     /// The netns that plays the host's.
     pub fn netns(&self) -> &Netns {
         &self.0.netns
+    }
+
+    /// Where the netns that plays the host's is mounted, in the node's mount namespace only.
+    pub fn netns_path(&self) -> PathBuf {
+        self.dir().join(HOST_NETNS)
     }
 
     /// Both namespaces: where the container runtime and its plugins run.

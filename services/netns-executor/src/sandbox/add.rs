@@ -105,7 +105,10 @@ pub fn begin(node: &Arc<Node>, request: Request) -> Result<Begun, Failure> {
             ));
         }
     }
-    Ok(Begun::Waiting(create(node, &mut inner, request, &replaced)))
+    let created = create(node, &mut inner, request, &replaced);
+    // The task looks itself up in the registry.
+    drop(inner);
+    Ok(Begun::Waiting(created.start()))
 }
 
 enum Place {
@@ -162,7 +165,23 @@ fn join(inner: &mut Inner, handle: &Handle, request: Request) -> Begun {
     Begun::Waiting(waiting)
 }
 
-fn create(node: &Arc<Node>, inner: &mut Inner, request: Request, replaced: &[Handle]) -> Waiting {
+/// A sandbox that is in the registry and whose task does not run yet.
+struct Created {
+    task: Task,
+    opened: Opened,
+    predecessors: Vec<CancellationToken>,
+    waiting: Waiting,
+}
+
+impl Created {
+    fn start(mut self) -> Waiting {
+        self.task.attach(self.opened);
+        tokio::spawn(self.task.run(self.predecessors));
+        self.waiting
+    }
+}
+
+fn create(node: &Arc<Node>, inner: &mut Inner, request: Request, replaced: &[Handle]) -> Created {
     for handle in replaced {
         tracing::info!(attachment = %handle.attachment, by = %request.attachment, "sandbox is replaced");
         handle.send(Message::Remove(Reason::Replaced));
@@ -184,11 +203,13 @@ fn create(node: &Arc<Node>, inner: &mut Inner, request: Request, replaced: &[Han
     let (sender, inbox) = mpsc::unbounded_channel();
     let (waiter, waiting) = waiter(inner, &sender);
     let mut task = register(node, inner, record, sender, inbox);
-    task.attach(request.opened);
     task.start_add(waiter, request.accepted);
-    let predecessors = replaced.iter().map(|handle| handle.ended.clone()).collect();
-    tokio::spawn(task.run(predecessors));
-    waiting
+    Created {
+        task,
+        opened: request.opened,
+        predecessors: replaced.iter().map(|handle| handle.ended.clone()).collect(),
+        waiting,
+    }
 }
 
 /// Makes a sandbox known; its task must then be run.
