@@ -14,8 +14,13 @@ pub(super) struct Membership {
 /// Reads a whole cgroup file. `None`: not a pod's process, malformed, or lines that contradict each other.
 pub(super) fn parse(text: &str) -> Option<Membership> {
     let mut found: Option<Membership> = None;
+    let mut previous = None;
     for line in text.lines() {
         let path = line.splitn(3, ':').nth(2)?;
+        // Under cgroup v1 every hierarchy mostly repeats the path.
+        if previous.replace(path) == Some(path) {
+            continue;
+        }
         let Some(membership) = parse_path(path) else {
             continue;
         };

@@ -160,7 +160,9 @@ impl Processes {
     }
 
     fn pod_process(&mut self, pid: u32) -> Option<(PodUid, Process)> {
-        let member = cgroup::parse(self.read(pid, "cgroup")?)?;
+        // Most processes of a node are in no pod; that is cheaper to see than to parse.
+        let groups = self.read(pid, "cgroup").filter(|groups| groups.contains("pod"))?;
+        let member = cgroup::parse(groups)?;
         let uid = PodUid::parse(member.uid).ok()?;
         let started = self.started(pid)?;
         Some((uid, Process { started, pid }))
