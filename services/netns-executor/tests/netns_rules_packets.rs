@@ -1,6 +1,7 @@
 //! Evaluator, nft backend and iptables backend treat the same packets alike: random options, random packets, really
 //! sent in a pair of namespaces. What became of each connection is read from conntrack (translation, zone) and from an
 //! observing table (marks). Needs root; `SLUICE_CASES` sets the number of cases (2,000).
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends with the first surprise")]
 
 #[path = "support/netns.rs"]
 mod netns;

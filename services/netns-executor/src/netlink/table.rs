@@ -99,6 +99,19 @@ pub struct TableState {
 
 /// The state of an `inet` table, or none if there is no such table.
 pub fn read_table(socket: &NetfilterSocket, table: &str) -> Result<Option<TableState>, NetlinkError> {
+    let Some(mut state) = read_head(socket, table)? else {
+        return Ok(None);
+    };
+    state.chains = read_chains(socket, table)?;
+    read_rules(socket, table, &mut state.chains)?;
+    if state.members as usize > state.chains.len() {
+        state.sets = read_sets(socket, table)?;
+    }
+    Ok(Some(state))
+}
+
+/// Flags and number of members of a table.
+fn read_head(socket: &NetfilterSocket, table: &str) -> Result<Option<TableState>, NetlinkError> {
     let found = socket.query(
         "the table",
         |sequence| nft::query(nft::GETTABLE, false, sequence, |w| w.string(1, table)),
@@ -109,17 +122,11 @@ pub fn read_table(socket: &NetfilterSocket, table: &str) -> Result<Option<TableS
             state.members = attributes.be32(3).unwrap_or(0);
         },
     );
-    let mut state = match found {
-        Ok(state) => state,
-        Err(error) if error.errno() == Some(libc::ENOENT) => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    state.chains = read_chains(socket, table)?;
-    read_rules(socket, table, &mut state.chains)?;
-    if state.members as usize > state.chains.len() {
-        state.sets = read_sets(socket, table)?;
+    match found {
+        Ok(state) => Ok(Some(state)),
+        Err(error) if error.errno() == Some(libc::ENOENT) => Ok(None),
+        Err(error) => Err(error),
     }
-    Ok(Some(state))
 }
 
 fn read_chains(socket: &NetfilterSocket, table: &str) -> Result<Vec<ChainState>, NetlinkError> {
@@ -272,7 +279,12 @@ pub fn converge_from(
 }
 
 /// Deletes a table; false if there was none.
+///
+/// Looks first: a batch that fails waits for an RCU grace period, ten milliseconds and more.
 pub fn delete(socket: &NetfilterSocket, table: &str) -> Result<bool, NetlinkError> {
+    if read_head(socket, table)?.is_none() {
+        return Ok(false);
+    }
     let mut batch = Batch::new();
     batch.delete_table(table);
     match batch.commit(socket) {

@@ -1,0 +1,177 @@
+//! Connections survive every change of a pod's rules, and no new one slips by during a replacement. Needs root.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends with the first surprise")]
+
+#[path = "support/netns.rs"]
+mod netns;
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use netns::Netns;
+use sluice_netns_executor::netlink::apply;
+use sluice_proto::ambient::{AmbientOptions, Desired};
+
+const REMOTE: &str = "192.0.2.1:80";
+
+/// A pod and what is outside of it; the proxy and the server are threads that answer with their name and then echo.
+struct Stage {
+    pod: Netns,
+    peer: Netns,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let (pod, peer) = (Netns::new(), Netns::new());
+        pod.veth("eth0", &peer, "p0");
+        pod.sh("ip addr add 10.0.0.2/24 dev eth0; ip route add default via 10.0.0.1");
+        peer.sh("ip addr add 10.0.0.1/24 dev p0; ip addr add 192.0.2.1/32 dev lo");
+        serve(&pod, "0.0.0.0:15001", b'o');
+        serve(&pod, "0.0.0.0:15006", b'i');
+        serve(&pod, "0.0.0.0:8080", b'a');
+        serve(&peer, REMOTE, b'p');
+        Self { pod, peer }
+    }
+
+    /// Opens a connection from the pod to the outside.
+    fn outbound(&self) -> Talk {
+        self.pod.run(|| Talk::open(REMOTE))
+    }
+
+    /// Opens a connection from outside to the application in the pod.
+    fn inbound(&self) -> Talk {
+        self.peer.run(|| Talk::open("10.0.0.2:8080"))
+    }
+}
+
+fn serve(netns: &Netns, address: &str, name: u8) {
+    let listener = netns.run(|| TcpListener::bind(address).unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            std::thread::spawn(move || {
+                let mut stream = stream;
+                let _ = stream.write_all(&[name]);
+                let mut byte = [0];
+                while stream.read_exact(&mut byte).is_ok() && stream.write_all(&byte).is_ok() {}
+            });
+        }
+    });
+}
+
+/// A connection and who answered it.
+struct Talk {
+    stream: TcpStream,
+    with: char,
+}
+
+impl Talk {
+    fn open(address: &str) -> Self {
+        let address: SocketAddr = address.parse().unwrap();
+        let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let mut name = [0];
+        stream.read_exact(&mut name).unwrap();
+        Self {
+            stream,
+            with: char::from(name[0]),
+        }
+    }
+
+    fn assert_alive(&mut self, when: &str) {
+        let mut byte = [0];
+        self.stream.write_all(b"x").unwrap();
+        self.stream
+            .read_exact(&mut byte)
+            .unwrap_or_else(|error| panic!("{when}: {error}"));
+    }
+}
+
+/// Stops the threads of a test however it ends.
+struct Stopper<'a>(&'a AtomicBool);
+
+impl Drop for Stopper<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn kept_connections_stay_with_the_proxy_while_new_ones_go_direct() {
+    let stage = Stage::new();
+    let sockets = stage.pod.sockets();
+    let options = AmbientOptions::default();
+    let inside = Desired::Ambient(options.clone());
+    let mut direct = stage.outbound();
+    assert_eq!((direct.with, stage.inbound().with), ('p', 'a'));
+    apply(&sockets, &inside).unwrap();
+    let (mut outbound, mut inbound) = (stage.outbound(), stage.inbound());
+    assert_eq!((outbound.with, inbound.with), ('o', 'i'));
+    apply(&sockets, &Desired::Draining(options.clone())).unwrap();
+    assert_eq!((stage.outbound().with, stage.inbound().with), ('p', 'a'));
+    outbound.assert_alive("leaving");
+    inbound.assert_alive("leaving");
+    direct.assert_alive("leaving");
+    // Back again: those opened while leaving stay direct.
+    let mut meanwhile = stage.outbound();
+    apply(&sockets, &inside).unwrap();
+    assert_eq!((stage.outbound().with, stage.inbound().with), ('o', 'i'));
+    for talk in [&mut outbound, &mut inbound, &mut direct, &mut meanwhile] {
+        talk.assert_alive("back again");
+    }
+    apply(&sockets, &Desired::Draining(options)).unwrap();
+    drop((outbound, inbound));
+    apply(&sockets, &Desired::None).unwrap();
+    assert_eq!((stage.outbound().with, stage.inbound().with), ('p', 'a'));
+    direct.assert_alive("gone");
+    meanwhile.assert_alive("gone");
+}
+
+#[test]
+fn no_connection_is_lost_or_slips_by_while_rules_are_replaced() {
+    let stage = Stage::new();
+    let sockets = stage.pod.sockets();
+    let default = AmbientOptions::default();
+    let with_dns = Desired::Ambient(default.clone());
+    let without_dns = Desired::Ambient(AmbientOptions {
+        dns_capture: false,
+        ..default.clone()
+    });
+    let v4_only = Desired::Ambient(AmbientOptions {
+        ipv6: false,
+        ..default
+    });
+    apply(&sockets, &with_dns).unwrap();
+    let mut kept = [stage.outbound(), stage.inbound()];
+    let (stop, opened) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        let stopper = Stopper(&stop);
+        for (open, with) in [
+            (Stage::outbound as fn(&Stage) -> Talk, 'o'),
+            (Stage::inbound, 'i'),
+        ] {
+            let (stage, stop, opened) = (&stage, &stop, &opened);
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    assert_eq!(open(stage).with, with);
+                    opened.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let damage = ["", "add counter inet sluice c", "add chain inet sluice extra"];
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let mut rounds = 0;
+        while (rounds < 60 || opened.load(Ordering::Relaxed) < 400) && Instant::now() < deadline {
+            let desired = [&without_dns, &v4_only, &with_dns][rounds % 3];
+            if !damage[rounds / 3 % 3].is_empty() {
+                stage.pod.sh(&format!("nft {}", damage[rounds / 3 % 3]));
+            }
+            assert!(apply(&sockets, desired).unwrap().changed);
+            rounds += 1;
+        }
+        drop(stopper);
+        assert!(rounds >= 60);
+    });
+    assert!(opened.load(Ordering::Relaxed) >= 400, "{opened:?}");
+    kept.iter_mut().for_each(|talk| talk.assert_alive("replaced"));
+}
