@@ -113,10 +113,8 @@ pub struct NetnsDescriptors {
     pub route: OwnedFd,
     /// A second NETLINK_ROUTE.
     pub notifications: Option<OwnedFd>,
-    /// AF_INET datagram, for legacy tables only.
-    pub legacy_ipv4: Option<OwnedFd>,
-    /// AF_INET6 datagram, for legacy tables only.
-    pub legacy_ipv6: Option<OwnedFd>,
+    /// AF_INET and AF_INET6 datagram sockets, for legacy tables only: never bound, connected or sent on.
+    pub legacy: Vec<OwnedFd>,
     /// Which namespace it is.
     pub identity: NetnsIdentity,
 }
@@ -217,8 +215,7 @@ pub fn sort(
         netfilter,
         route,
         notifications,
-        legacy_ipv4,
-        legacy_ipv6,
+        legacy: legacy_ipv4.into_iter().chain(legacy_ipv6).collect(),
         identity,
     })
 }

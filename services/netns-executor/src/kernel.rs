@@ -17,7 +17,6 @@ use crate::rules::RuleSet;
 
 pub mod fake;
 mod host;
-mod links;
 pub mod real;
 
 /// What one [`Netns::apply`] did.

@@ -1,4 +1,4 @@
-//! The host's probe rules and address sets.
+//! The host's namespace as the probe set uses it: rules, address sets, and what Istio's agent left.
 
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -7,103 +7,100 @@ use sluice_proto::code::ErrorCode;
 use sluice_proto::sandbox::Failure;
 
 use super::HostNetns;
-use crate::netlink::table::{self, EncodedRuleSet, read_elements};
-use crate::netlink::{Batch, NetlinkError, PodSockets};
+use crate::host::{self, HostSockets, probe_set};
 use crate::pool::COMPONENT;
-use crate::rules::{Family, HostOptions, RuleSet};
+use crate::rules::HostOptions;
+use crate::takeover::{self, LegacySockets, Scope};
 
 pub(super) struct Host {
     _netns: OwnedFd,
-    sockets: PodSockets,
-    wanted: EncodedRuleSet,
+    sockets: HostSockets,
+    legacy: LegacySockets,
+    options: HostOptions,
+    /// What Istio's agent had was removed.
+    taken_over: bool,
+    /// The nftables generation when everything was last seen to be right.
     generation: Option<u32>,
 }
 
-fn failed(error: &NetlinkError) -> Failure {
-    Failure::new(
-        ErrorCode::ProbeSet,
-        COMPONENT,
-        "host probe rules",
-        sluice_runtime::telemetry::chain(error),
-    )
+fn failed(error: impl std::error::Error + 'static) -> Failure {
+    let cause = sluice_runtime::telemetry::chain(&error);
+    Failure::new(ErrorCode::ProbeSet, COMPONENT, "host probe rules", cause)
 }
 
 impl Host {
-    pub(super) fn new(netns: OwnedFd, sockets: PodSockets) -> Self {
+    pub(super) fn new(netns: OwnedFd, sockets: HostSockets, legacy: LegacySockets) -> Self {
         Self {
             _netns: netns,
             sockets,
-            wanted: EncodedRuleSet::new(RuleSet::host(&HostOptions::default())),
+            legacy,
+            options: HostOptions::default(),
+            taken_over: false,
             generation: None,
         }
     }
 
-    fn change(&mut self, addresses: &[IpAddr], add: bool) -> Result<(), NetlinkError> {
-        if addresses.is_empty() {
-            return Ok(());
+    /// Runs a change of ours, which moves the generation by at most one step; more was somebody else.
+    fn change(&mut self, change: impl FnOnce(&HostSockets, &HostOptions) -> Result<(), Failure>) -> Result<(), Failure> {
+        change(&self.sockets, &self.options)?;
+        if let Some(known) = self.generation {
+            let now = host::generation(&self.sockets).map_err(failed)?;
+            let ours = now == known || now == known.checked_add(1).unwrap_or(1);
+            self.generation = ours.then_some(now);
         }
-        let mut batch = Batch::new();
-        let table = self.wanted.rule_set.table;
-        for set in &self.wanted.rule_set.sets {
-            let of_family = || addresses.iter().filter(|address| Family::of(**address) == set.family);
-            if of_family().next().is_none() {
-                continue;
-            }
-            if add {
-                batch.add_elements(table, set.name, of_family());
-            } else {
-                batch.delete_elements(table, set.name, of_family());
-            }
-        }
-        let known = self.generation;
-        batch.commit(&self.sockets.netfilter)?;
-        let now = table::generation(&self.sockets.netfilter)?;
-        self.generation = known.filter(|known| known.checked_add(1).unwrap_or(1) == now).map(|_| now);
         Ok(())
+    }
+
+    fn take_over(&mut self) -> Result<Vec<String>, Failure> {
+        let found = takeover::remove(&self.sockets.netfilter, &self.legacy, Scope::Host).map_err(failed)?;
+        for line in &found.foreign {
+            tracing::warn!(line, "a foreign rule in a chain of Istio's agent stays");
+        }
+        self.taken_over = true;
+        Ok(found.istio.into_iter().map(|line| format!("taken over: {line}")).collect())
     }
 }
 
 impl HostNetns for Host {
     fn ensure(&mut self, probes: &[IpAddr]) -> Result<Vec<String>, Failure> {
-        let before = table::generation(&self.sockets.netfilter).map_err(|error| failed(&error))?;
-        let mut mended =
-            table::difference(&self.sockets.netfilter, &self.wanted).map_err(|error| failed(&error))?;
-        if !mended.is_empty() {
-            table::converge(&self.sockets.netfilter, &self.wanted).map_err(|error| failed(&error))?;
-        }
+        self.generation = None;
+        let before = host::generation(&self.sockets).map_err(failed)?;
+        let mut mended = host::ensure(&self.sockets, &self.options).map_err(failed)?.differences;
         let members = self.members()?;
-        let missing: Vec<_> = probes.iter().copied().filter(|probe| !members.contains(probe)).collect();
-        self.change(&missing, true).map_err(|error| failed(&error))?;
-        mended.extend(missing.iter().map(|address| format!("probe address {address} is missing")));
+        let missing: Vec<_> = probes
+            .iter()
+            .copied()
+            .filter(|probe| (probe.is_ipv4() || self.options.ipv6) && !members.contains(probe))
+            .collect();
+        if !missing.is_empty() {
+            self.add(&missing)?;
+            mended.extend(missing.iter().map(|address| format!("probe address {address} is missing")));
+        }
+        if !self.taken_over {
+            // Only now: until here the old rules served the probes.
+            mended.extend(self.take_over()?);
+        }
         self.generation = mended.is_empty().then_some(before);
         Ok(mended)
     }
 
     fn moved(&mut self) -> Result<bool, Failure> {
-        let now = table::generation(&self.sockets.netfilter).map_err(|error| failed(&error))?;
+        let now = host::generation(&self.sockets).map_err(failed)?;
         Ok(self.generation != Some(now))
     }
 
     fn add(&mut self, addresses: &[IpAddr]) -> Result<(), Failure> {
-        self.change(addresses, true).map_err(|error| failed(&error))
+        self.change(|sockets, options| probe_set::add(sockets, options, addresses).map_err(failed))
     }
 
     fn remove(&mut self, addresses: &[IpAddr]) -> Result<(), Failure> {
-        let members = self.members()?;
-        let there: Vec<_> = addresses.iter().copied().filter(|address| members.contains(address)).collect();
-        self.change(&there, false).map_err(|error| failed(&error))
+        if addresses.is_empty() {
+            return Ok(());
+        }
+        self.change(|sockets, options| probe_set::remove(sockets, options, addresses).map_err(failed))
     }
 
     fn members(&mut self) -> Result<Vec<IpAddr>, Failure> {
-        let mut members = Vec::new();
-        for set in &self.wanted.rule_set.sets {
-            let elements = read_elements(&self.sockets.netfilter, self.wanted.rule_set.table, set.name);
-            match elements {
-                Ok(elements) => members.extend(elements),
-                Err(error) if error.errno() == Some(libc::ENOENT) => {}
-                Err(error) => return Err(failed(&error)),
-            }
-        }
-        Ok(members)
+        probe_set::list(&self.sockets, &self.options).map_err(failed)
     }
 }

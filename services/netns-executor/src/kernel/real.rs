@@ -12,10 +12,16 @@ use sluice_proto::id::InterfaceName;
 use sluice_proto::pb::executor::Feature;
 use sluice_proto::sandbox::Failure;
 
-use super::{Applied, HostNetns, Kernel, Netns, Opened, links};
+use super::host::Host;
+use super::{Applied, HostNetns, Kernel, Netns, Opened};
 use crate::descriptors::{self, DescriptorRefusal, Forbidden, NetnsDescriptors, NetnsInode};
-use crate::netlink::{self, ApplyError, NetfilterSocket, NetlinkError, PodSockets, RouteSocket};
+use crate::netlink::{self, ApplyError, NetfilterSocket, NetlinkError, PodSockets, RouteSocket, conntrack, link};
 use crate::pool::COMPONENT;
+use crate::preflight::preflight;
+use crate::takeover::{self, LegacySockets, Scope};
+
+/// Generation id of a namespace in which nobody has committed anything (net/netfilter/nf_tables_api.c).
+const FIRST_GENERATION: u32 = 1;
 
 /// The kernel this process runs on.
 #[derive(Debug)]
@@ -43,6 +49,14 @@ impl RealKernel {
     fn host(&self) -> std::sync::MutexGuard<'_, Option<NetnsInode>> {
         self.host.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn sort(&self, received: Vec<OwnedFd>) -> Result<NetnsDescriptors, DescriptorRefusal> {
+        let forbidden = Forbidden {
+            host: *self.host(),
+            own: self.own,
+        };
+        descriptors::sort(received, Some(forbidden), &self.boot_id)
+    }
 }
 
 fn failed(code: ErrorCode, stage: &str, error: &(dyn std::error::Error + 'static)) -> Failure {
@@ -56,6 +70,14 @@ fn sockets(netfilter: OwnedFd, route: OwnedFd) -> Result<PodSockets, NetlinkErro
     })
 }
 
+fn legacy_sockets(descriptors: Vec<OwnedFd>) -> Result<LegacySockets, DescriptorRefusal> {
+    // Their family and type were checked already.
+    LegacySockets::from_fds(descriptors).map_err(|_| DescriptorRefusal::Call {
+        call: "getsockopt",
+        errno: nix::errno::Errno::EINVAL,
+    })
+}
+
 fn not_usable(error: &NetlinkError) -> DescriptorRefusal {
     DescriptorRefusal::Call {
         call: "setsockopt",
@@ -65,28 +87,24 @@ fn not_usable(error: &NetlinkError) -> DescriptorRefusal {
 
 impl Kernel for RealKernel {
     fn open(&self, received: Vec<OwnedFd>) -> Result<Opened, DescriptorRefusal> {
-        let forbidden = Forbidden {
-            host: *self.host(),
-            own: self.own,
-        };
         let NetnsDescriptors {
             netns,
             netfilter,
             route,
             notifications,
-            legacy_ipv4,
-            legacy_ipv6,
+            legacy,
             identity,
-        } = descriptors::sort(received, Some(forbidden), &self.boot_id)?;
+        } = self.sort(received)?;
         let sockets = sockets(netfilter, route).map_err(|error| not_usable(&error))?;
+        let legacy = legacy_sockets(legacy)?;
         Ok(Opened {
             identity,
             descriptor: Arc::new(netns),
             notifications,
             netns: Box::new(PodNetns {
                 sockets,
-                legacy_ipv4,
-                legacy_ipv6,
+                legacy,
+                taken_over: false,
                 generation: None,
             }),
         })
@@ -99,11 +117,23 @@ impl Kernel for RealKernel {
             inode: received.identity.inode,
         });
         let sockets = sockets(received.netfilter, received.route).map_err(|error| not_usable(&error))?;
-        Ok(Box::new(super::host::Host::new(received.netns, sockets)))
+        let legacy = legacy_sockets(received.legacy)?;
+        Ok(Box::new(Host::new(received.netns, sockets.into(), legacy)))
     }
 
-    fn preflight(&self, _: Option<Vec<OwnedFd>>, _: bool) -> Result<Vec<Feature>, Failure> {
-        Ok(Vec::new())
+    fn preflight(&self, scratch: Option<Vec<OwnedFd>>, ipv6: bool) -> Result<Vec<Feature>, Failure> {
+        const STAGE: &str = "preflight";
+        let sockets = match scratch {
+            Some(received) => {
+                let received = self.sort(received).map_err(|refusal| {
+                    Failure::new(ErrorCode::DescriptorRefused, COMPONENT, STAGE, refusal.to_string())
+                })?;
+                sockets(received.netfilter, received.route)
+            }
+            None => PodSockets::open(),
+        };
+        let sockets = sockets.map_err(|error| failed(ErrorCode::KernelFeature, STAGE, &error))?;
+        Ok(preflight(&sockets, ipv6).into_iter().map(Into::into).collect())
     }
 
     fn boot_id(&self) -> &str {
@@ -113,8 +143,9 @@ impl Kernel for RealKernel {
 
 struct PodNetns {
     sockets: PodSockets,
-    legacy_ipv4: Option<OwnedFd>,
-    legacy_ipv6: Option<OwnedFd>,
+    legacy: LegacySockets,
+    /// Rules of another agent have been looked for and removed.
+    taken_over: bool,
     /// The nftables generation when everything was last seen to be right.
     generation: Option<u32>,
 }
@@ -127,16 +158,45 @@ fn apply_failed(error: &ApplyError) -> Failure {
     }
 }
 
+impl PodNetns {
+    /// Nobody has ever written an nftables rule here, and there are no legacy tables: the usual new pod.
+    fn is_untouched(&self) -> bool {
+        let untouched = netlink::generation(&self.sockets).is_ok_and(|generation| generation == FIRST_GENERATION);
+        untouched && self.legacy.ipv4.is_none() && self.legacy.ipv6.is_none()
+    }
+
+    /// Removes the rules of Istio's own agent, now that ours are in force.
+    fn take_over(&mut self) -> Result<Vec<String>, Failure> {
+        let found = takeover::remove(&self.sockets.netfilter, &self.legacy, Scope::Pod)
+            .map_err(|error| failed(ErrorCode::Rules, "take over from Istio's agent", &error))?;
+        for line in &found.foreign {
+            tracing::warn!(line, "a foreign rule in a chain of Istio's agent stays");
+        }
+        if !found.istio.is_empty() {
+            // The removal was a commit of its own.
+            self.generation = None;
+        }
+        Ok(found.istio)
+    }
+}
+
 impl Netns for PodNetns {
     fn apply(&mut self, desired: &Desired) -> Result<Applied, Failure> {
         self.generation = None;
+        let untouched = !self.taken_over && self.is_untouched();
         let outcome = netlink::apply(&self.sockets, desired).map_err(|error| apply_failed(&error))?;
         self.generation = outcome.generation;
-        let _ = (&self.legacy_ipv4, &self.legacy_ipv6);
+        let mut taken_over = Vec::new();
+        if *desired != Desired::None && !self.taken_over {
+            if !untouched {
+                taken_over = self.take_over()?;
+            }
+            self.taken_over = true;
+        }
         Ok(Applied {
             fingerprint: outcome.fingerprint.to_string(),
-            changed: outcome.changed,
-            taken_over: Vec::new(),
+            changed: outcome.changed || !taken_over.is_empty(),
+            taken_over,
         })
     }
 
@@ -154,21 +214,22 @@ impl Netns for PodNetns {
     }
 
     fn redirected_connections(&mut self) -> Result<u32, Failure> {
-        Ok(0)
+        conntrack::redirected_connections(&self.sockets.netfilter)
+            .map_err(|error| failed(ErrorCode::Rules, "count connections", &error))
     }
 
     fn has_interface(&mut self, name: &InterfaceName) -> Result<bool, Failure> {
-        links::has_interface(&self.sockets.route, name)
+        link::link_exists(&self.sockets.route, name.as_str())
             .map_err(|error| failed(ErrorCode::SandboxGone, "look for interface", &error))
     }
 
     fn addresses(&mut self) -> Result<Vec<(String, IpAddr)>, Failure> {
-        links::addresses(&self.sockets.route)
+        link::addresses(&self.sockets.route)
             .map_err(|error| failed(ErrorCode::SandboxGone, "read addresses", &error))
     }
 
     fn raise_loopback(&mut self) -> Result<(), Failure> {
-        links::raise_loopback(&self.sockets.route)
+        link::set_loopback_up(&self.sockets.route)
             .map_err(|error| failed(ErrorCode::Routes, "set lo up", &error))
     }
 }

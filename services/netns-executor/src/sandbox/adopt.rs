@@ -4,14 +4,15 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use sluice_proto::code::ErrorCode;
-use sluice_proto::id::{Attachment, ContainerId, InterfaceName, NetworkName, PodRef};
+use sluice_proto::id::{Attachment, ContainerId, InterfaceName, NetnsPath, NetworkName, PodRef};
+use sluice_proto::opener::OpenerRequest;
 use sluice_proto::pb::executor::Sandbox;
 use sluice_proto::pb::executor::sandbox_event::Event;
 use sluice_proto::sandbox::Failure;
 use tokio::sync::mpsc;
 
 use super::add::register;
-use super::recovery::{ask_scan, candidate, interface_with, recover};
+use super::recovery::{ask_scan, candidate, interface_with, open, recover};
 use crate::kernel::Opened;
 use crate::node::{Node, unix_ms};
 use crate::pool::COMPONENT;
@@ -27,7 +28,14 @@ fn failed(code: ErrorCode, cause: impl Into<String>) -> Failure {
 }
 
 /// Finds a running pod's namespace and makes a sandbox of it. A pod that has one already keeps it.
-pub async fn adopt(node: &Arc<Node>, pod: PodRef, addresses: Vec<IpAddr>) -> Result<Sandbox, Failure> {
+///
+/// `netns_path`: only this one is looked at, instead of a scan of the host's processes.
+pub async fn adopt(
+    node: &Arc<Node>,
+    pod: PodRef,
+    addresses: Vec<IpAddr>,
+    netns_path: Option<NetnsPath>,
+) -> Result<Sandbox, Failure> {
     if let Some(handle) = node.registry.find_by_uid(&pod.uid) {
         if !handle.reachable {
             recover(node, &handle, &mut None).await?;
@@ -39,6 +47,24 @@ pub async fn adopt(node: &Arc<Node>, pod: PodRef, addresses: Vec<IpAddr>) -> Res
         let cause = format!("pod {pod} has no address yet, so no namespace can be proven to be its own");
         return Err(failed(ErrorCode::InvalidInput, cause));
     }
+    let Some(path) = netns_path else {
+        return adopt_by_scan(node, pod, addresses).await;
+    };
+    let request = OpenerRequest::Path(path.as_str().to_owned());
+    let opened = open(node, &request).await.map_err(|error| error.failure())?;
+    let (opened, interface) = interface_with(opened, addresses.clone()).await?;
+    if let Some(interface) = interface {
+        return take(node, pod, addresses, &path, &interface, opened);
+    }
+    let cause = format!(
+        "the namespace at {path} (inode {}) has none of the addresses of pod {pod}",
+        opened.identity.inode
+    );
+    node.reaper.close(opened);
+    Err(failed(ErrorCode::DescriptorRefused, cause))
+}
+
+async fn adopt_by_scan(node: &Arc<Node>, pod: PodRef, addresses: Vec<IpAddr>) -> Result<Sandbox, Failure> {
     ask_scan(node).await?;
     let mut refused = Vec::new();
     for index in 0..MAX_CANDIDATES {
@@ -47,7 +73,7 @@ pub async fn adopt(node: &Arc<Node>, pod: PodRef, addresses: Vec<IpAddr>) -> Res
             Ok(Some(opened)) => {
                 let (opened, interface) = interface_with(opened, addresses.clone()).await?;
                 match interface {
-                    Some(interface) => return take(node, pod, addresses, &interface, opened),
+                    Some(interface) => return take(node, pod, addresses, "", &interface, opened),
                     None => refused.push(format!("inode {} has none of its addresses", opened.identity.inode)),
                 }
                 node.reaper.close(opened);
@@ -69,6 +95,7 @@ fn take(
     node: &Arc<Node>,
     pod: PodRef,
     addresses: Vec<IpAddr>,
+    netns_path: impl AsRef<str>,
     interface: &str,
     opened: Opened,
 ) -> Result<Sandbox, Failure> {
@@ -94,7 +121,7 @@ fn take(
         pod,
         addresses,
         netns: opened.identity.clone(),
-        netns_path: String::new(),
+        netns_path: netns_path.as_ref().to_owned(),
         added_unix_ms: unix_ms(),
         programmed: None,
         admitted: true,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sluice_proto::ambient::Desired;
 use sluice_proto::code::ErrorCode;
-use sluice_proto::id::{PodUid};
+use sluice_proto::id::{NetnsPath, PodUid};
 use sluice_proto::opener::OpenerRequest;
 use sluice_proto::pb::executor::netns_executor_server::NetnsExecutor;
 use sluice_proto::pb::executor::{
@@ -125,9 +125,13 @@ impl NetnsExecutor for Executor {
         let request = request.into_inner();
         let pod = pod(request.pod).map_err(invalid)?;
         let addresses = parse_addresses(&request.addresses).map_err(invalid)?;
+        let path = match request.netns_path.as_str() {
+            "" => None,
+            path => Some(NetnsPath::parse(path).map_err(invalid)?),
+        };
         let node = Arc::clone(&self.node);
         // Detached: a broker that goes away must not leave half a sandbox.
-        let adopted = tokio::spawn(async move { adopt::adopt(&node, pod, addresses).await }).await;
+        let adopted = tokio::spawn(async move { adopt::adopt(&node, pod, addresses, path).await }).await;
         let outcome = match adopted.map_err(|error| Status::internal(error.to_string()))? {
             Ok(sandbox) => adopt_response::Outcome::Sandbox(sandbox),
             Err(failure) => adopt_response::Outcome::Failed((&failure).into()),

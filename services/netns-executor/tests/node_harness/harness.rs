@@ -1,0 +1,293 @@
+//! An executor served in this process, and clients that speak to it over its real sockets.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prost::Message as _;
+use sluice_netns_executor::kernel::Kernel;
+use sluice_netns_executor::node::{Node, Settings};
+use sluice_netns_executor::sandbox::restore;
+use sluice_netns_executor::server::{Peers, Sockets, serve};
+use sluice_proto::ambient::{AmbientOptions, Desired};
+use sluice_proto::paths::{Deadlines, RunDir};
+use sluice_proto::pb::cni::cni_service_client::CniServiceClient;
+use sluice_proto::pb::cni::{AddRequest, add_response};
+use sluice_proto::pb::executor::netns_executor_client::NetnsExecutorClient;
+use sluice_proto::pb::executor::sandbox_event::Event;
+use sluice_proto::pb::executor::{
+    CompleteRequest, CompleteResponse, DescriptorOf, DescriptorReply, DescriptorRequest, ProgramRequest,
+    ProgramResponse, Sandbox, SandboxEvent, WatchRequest, complete_request, descriptor_request,
+};
+use sluice_proto::pb::types::{self, Mode};
+use sluice_proto::transport::grpc::{UdsChannel, origin};
+use sluice_proto::transport::preamble;
+use sluice_proto::transport::seqpacket::SeqpacketConnection;
+use sluice_proto::transport::uds::PeerPolicy;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::Streaming;
+
+pub struct Executor {
+    pub run: RunDir,
+    pub settings: Settings,
+    kernel: Arc<dyn Kernel>,
+    stop: CancellationToken,
+    serving: Option<JoinHandle<()>>,
+    pub node: Arc<Node>,
+    directory: tempfile::TempDir,
+}
+
+pub fn settings(run: &RunDir) -> Settings {
+    Settings {
+        state: run.root().join("state"),
+        tombstones: run.tombstones(),
+        deadlines: Deadlines {
+            executor: Duration::from_secs(3),
+            no_broker: Duration::from_millis(300),
+            ..sluice_proto::paths::DEADLINES
+        },
+        drift: Duration::from_millis(100),
+        full_drift: Duration::from_secs(1),
+        recovery: Duration::from_millis(100),
+    }
+}
+
+impl Executor {
+    pub async fn start(kernel: Arc<dyn Kernel>) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let run = RunDir::new(directory.path());
+        for socket in [run.cni_socket(), run.executor_socket(), run.opener_socket(), run.tombstones()] {
+            std::fs::create_dir_all(socket.parent().unwrap()).unwrap();
+        }
+        std::fs::create_dir_all(run.tombstones()).unwrap();
+        Self::start_in(kernel, directory, run).await
+    }
+
+    async fn start_in(kernel: Arc<dyn Kernel>, directory: tempfile::TempDir, run: RunDir) -> Self {
+        let uid = nix::unistd::getuid().as_raw();
+        let peers = Peers {
+            plugin: PeerPolicy::uids([uid]),
+            broker: PeerPolicy::uids([uid]),
+            opener: PeerPolicy::uids([uid]),
+            broker_gid: nix::unistd::getgid().as_raw(),
+        };
+        let settings = settings(&run);
+        let node = Node::new(settings.clone(), Arc::clone(&kernel)).unwrap();
+        restore::restore(&node).await.unwrap();
+        let sockets = Sockets::bind(&run, peers).unwrap();
+        let stop = CancellationToken::new();
+        let serving = tokio::spawn(serve(Arc::clone(&node), sockets, stop.clone()));
+        Self { run, settings, kernel, stop, serving: Some(serving), node, directory }
+    }
+
+    /// Ends the servers as a SIGTERM would, and starts again on the same directories.
+    pub async fn restart(mut self) -> Self {
+        self.stop.cancel();
+        self.serving.take().unwrap().await.unwrap();
+        Self::start_in(self.kernel, self.directory, self.run).await
+    }
+
+    pub async fn broker(&self) -> Broker {
+        let stream = tokio::net::UnixStream::connect(self.run.executor_socket()).await.unwrap();
+        let channel = UdsChannel::handshake(stream).await.unwrap();
+        let mut client = NetnsExecutorClient::with_origin(channel, origin());
+        let request = WatchRequest { watcher: "test".into() };
+        let events = client.watch(request).await.unwrap().into_inner();
+        Broker { client, events }
+    }
+
+    pub async fn plugin(&self, descriptors: Vec<OwnedFd>) -> CniServiceClient<UdsChannel> {
+        let path = self.run.cni_socket();
+        let stream = tokio::task::spawn_blocking(move || {
+            let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+            preamble::connect(&path, &borrowed, Duration::from_secs(1)).unwrap()
+        })
+        .await
+        .unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let stream = tokio::net::UnixStream::from_std(stream).unwrap();
+        CniServiceClient::with_origin(UdsChannel::handshake(stream).await.unwrap(), origin())
+    }
+
+    /// Runs an ADD in a task of its own.
+    pub fn add(self: &Arc<Self>, pod: &Pod) -> JoinHandle<add_response::Outcome> {
+        let (executor, request, descriptors) = (Arc::clone(self), pod.request(), pod.descriptors());
+        tokio::spawn(async move {
+            let mut plugin = executor.plugin(descriptors).await;
+            plugin.add(request).await.unwrap().into_inner().outcome.unwrap()
+        })
+    }
+
+    pub async fn del(&self, pod: &Pod) {
+        let attachment = Some(pod.attachment());
+        let request = sluice_proto::pb::cni::DelRequest { attachment };
+        self.plugin(Vec::new()).await.del(request).await.unwrap();
+    }
+
+    pub async fn fetch(&self, sandbox: &Sandbox) -> (DescriptorReply, Vec<OwnedFd>) {
+        let connection = SeqpacketConnection::connect(&self.run.descriptor_socket()).unwrap();
+        let of = DescriptorOf {
+            attachment: sandbox.attachment.clone(),
+            generation: sandbox.generation,
+        };
+        let request = DescriptorRequest { request: Some(descriptor_request::Request::Fetch(of)) };
+        connection.send(&request.encode_to_vec(), &[]).await.unwrap();
+        let received = connection.receive(2).await.unwrap();
+        (DescriptorReply::decode(received.bytes.as_slice()).unwrap(), received.descriptors)
+    }
+
+    pub fn sandbox_files(&self) -> usize {
+        std::fs::read_dir(self.settings.state.join("sandboxes")).unwrap().count()
+    }
+}
+
+/// What a test says about a pod. Its namespace is an ordinary file unless `descriptors` are given.
+#[derive(Clone)]
+pub struct Pod {
+    pub container: String,
+    pub ifname: String,
+    pub uid: String,
+    pub address: String,
+    pub path: PathBuf,
+    pub handed_over: Option<Arc<Vec<OwnedFd>>>,
+}
+
+impl Pod {
+    pub fn new(executor: &Executor, container: &str, uid: &str) -> Self {
+        let path = executor.run.root().join(format!("netns-{container}"));
+        std::fs::write(&path, "").unwrap();
+        Self {
+            container: container.into(),
+            ifname: "eth0".into(),
+            uid: uid.into(),
+            address: "10.0.0.5".into(),
+            path,
+            handed_over: None,
+        }
+    }
+
+    pub fn inode(&self) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        std::fs::metadata(&self.path).unwrap().ino()
+    }
+
+    pub fn descriptors(&self) -> Vec<OwnedFd> {
+        match &self.handed_over {
+            Some(descriptors) => descriptors.iter().map(|d| d.try_clone().unwrap()).collect(),
+            None => vec![File::open(&self.path).unwrap().into()],
+        }
+    }
+
+    pub fn attachment(&self) -> types::Attachment {
+        types::Attachment {
+            network_name: "net".into(),
+            container_id: self.container.clone(),
+            ifname: self.ifname.clone(),
+        }
+    }
+
+    pub fn request(&self) -> AddRequest {
+        AddRequest {
+            attachment: Some(self.attachment()),
+            pod: Some(types::PodRef {
+                namespace: "team-a".into(),
+                name: "web".into(),
+                uid: self.uid.clone(),
+            }),
+            netns_path: self.path.to_str().unwrap().into(),
+            addresses: vec![self.address.clone()],
+            config_hash: String::new(),
+        }
+    }
+}
+
+pub struct Broker {
+    pub client: NetnsExecutorClient<UdsChannel>,
+    pub events: Streaming<SandboxEvent>,
+}
+
+pub fn ambient() -> types::Desired {
+    (&Desired::Ambient(AmbientOptions::default())).into()
+}
+
+impl Broker {
+    /// The next event that `wanted` takes; anything else is skipped.
+    pub async fn until<T>(&mut self, mut wanted: impl FnMut(Event) -> Option<T>) -> T {
+        let next = async {
+            loop {
+                let event = self.events.message().await.unwrap().expect("watch ended").event.unwrap();
+                if let Some(found) = wanted(event) {
+                    return found;
+                }
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(5), next).await.expect("event did not come")
+    }
+
+    pub async fn pending(&mut self) -> Sandbox {
+        self.until(|event| if let Event::Pending(sandbox) = event { Some(sandbox) } else { None }).await
+    }
+
+    pub async fn gone(&mut self) -> (String, u64) {
+        self.until(|event| if let Event::Gone(gone) = event { Some((gone.reason, gone.generation)) } else { None })
+            .await
+    }
+
+    pub async fn snapshot(&mut self) -> Vec<Sandbox> {
+        let mut sandboxes = Vec::new();
+        self.until(|event| match event {
+            Event::Present(sandbox) => {
+                sandboxes.push(sandbox);
+                None
+            }
+            Event::SnapshotDone(_) => Some(()),
+            _ => None,
+        })
+        .await;
+        sandboxes
+    }
+
+    pub async fn program(&mut self, sandbox: &Sandbox, desired: types::Desired) -> ProgramResponse {
+        let request = ProgramRequest {
+            attachment: sandbox.attachment.clone(),
+            generation: sandbox.generation,
+            pod_uid: sandbox.pod.as_ref().unwrap().uid.clone(),
+            desired: Some(desired),
+        };
+        self.client.program(request).await.unwrap().into_inner()
+    }
+
+    pub async fn admit(&mut self, sandbox: &Sandbox, mode: Mode) -> CompleteResponse {
+        self.complete(sandbox, complete_request::Verdict::Admit(mode.into())).await
+    }
+
+    pub async fn complete(&mut self, sandbox: &Sandbox, verdict: complete_request::Verdict) -> CompleteResponse {
+        let request = CompleteRequest {
+            attachment: sandbox.attachment.clone(),
+            generation: sandbox.generation,
+            verdict: Some(verdict),
+        };
+        self.client.complete(request).await.unwrap().into_inner()
+    }
+
+    /// Takes one ADD through as an ambient broker does.
+    pub async fn enrol(&mut self) -> Sandbox {
+        let sandbox = self.pending().await;
+        self.program(&sandbox, ambient()).await;
+        self.admit(&sandbox, Mode::Ambient).await;
+        sandbox
+    }
+}
+
+/// Waits until `condition` holds.
+pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(5);
+    while !condition() {
+        assert!(tokio::time::Instant::now() < deadline, "not within 5 s: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
