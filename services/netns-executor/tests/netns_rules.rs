@@ -1,5 +1,9 @@
 //! Rules in real namespaces, seen through `nft` and `ip`. Needs root.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends with the first surprise")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test ends with the first surprise"
+)]
 
 #[path = "support/netns.rs"]
 mod netns;

@@ -1,5 +1,9 @@
 //! Connections survive every change of a pod's rules, and no new one slips by during a replacement. Needs root.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends with the first surprise")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test ends with the first surprise"
+)]
 
 #[path = "support/netns.rs"]
 mod netns;
@@ -173,5 +177,7 @@ fn no_connection_is_lost_or_slips_by_while_rules_are_replaced() {
         assert!(rounds >= 60);
     });
     assert!(opened.load(Ordering::Relaxed) >= 400, "{opened:?}");
-    kept.iter_mut().for_each(|talk| talk.assert_alive("replaced"));
+    for talk in &mut kept {
+        talk.assert_alive("replaced");
+    }
 }

@@ -1,7 +1,11 @@
 //! Evaluator, nft backend and iptables backend treat the same packets alike: random options, random packets, really
 //! sent in a pair of namespaces. What became of each connection is read from conntrack (translation, zone) and from an
 //! observing table (marks). Needs root; `SLUICE_CASES` sets the number of cases (2,000).
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends with the first surprise")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test ends with the first surprise"
+)]
 
 #[path = "support/netns.rs"]
 mod netns;
@@ -137,13 +141,13 @@ impl Pair {
             cases
                 .iter()
                 .filter(|case| case.packet.hook == Hook::Output)
-                .for_each(send)
+                .for_each(send);
         });
         self.peer.run(|| {
             cases
                 .iter()
                 .filter(|case| case.packet.hook == Hook::Prerouting)
-                .for_each(send)
+                .for_each(send);
         });
         let deadline = Instant::now() + Duration::from_secs(10);
         let entries = loop {

@@ -65,7 +65,7 @@ pub fn apply(pod: &PodSockets, desired: &Desired) -> Result<Outcome, ApplyError>
             pod,
             &wanted,
             before,
-            Done {
+            &Done {
                 rules,
                 routes,
                 without_ipv6: false,
@@ -100,7 +100,7 @@ pub fn apply(pod: &PodSockets, desired: &Desired) -> Result<Outcome, ApplyError>
         pod,
         &wanted,
         before,
-        Done {
+        &Done {
             rules,
             routes,
             without_ipv6,
@@ -119,7 +119,7 @@ fn outcome(
     pod: &PodSockets,
     wanted: &EncodedRuleSet,
     before: u32,
-    done: Done,
+    done: &Done,
 ) -> Result<Outcome, ApplyError> {
     let now = table::generation(&pod.netfilter).map_err(ApplyError::Read)?;
     // One commit is one step, and the kernel leaves out zero.
@@ -146,23 +146,20 @@ pub fn generation(pod: &PodSockets) -> Result<u32, ApplyError> {
 /// What the kernel adds by itself is no difference, foreign rules in our table are, other tables are not looked at.
 pub fn read_back(pod: &PodSockets, desired: &Desired) -> Result<Vec<String>, ApplyError> {
     let mut lines = table::difference(&pod.netfilter, &encoded(desired)).map_err(ApplyError::Read)?;
-    match PolicyRouting::for_desired(desired) {
-        Some(routing) => {
-            let lacking = route::missing(&pod.route, routing.families).map_err(ApplyError::Read)?;
-            lines.extend(
-                lacking
-                    .objects
-                    .into_iter()
-                    .map(|object| format!("{} is missing", object.words())),
-            );
-        }
-        None => {
-            let left = route::existing(&pod.route, &[Family::V4, Family::V6]).map_err(ApplyError::Read)?;
-            lines.extend(
-                left.into_iter()
-                    .map(|object| format!("{} should not exist", object.words())),
-            );
-        }
+    if let Some(routing) = PolicyRouting::for_desired(desired) {
+        let lacking = route::missing(&pod.route, routing.families).map_err(ApplyError::Read)?;
+        lines.extend(
+            lacking
+                .objects
+                .into_iter()
+                .map(|object| format!("{} is missing", object.words())),
+        );
+    } else {
+        let left = route::existing(&pod.route, &[Family::V4, Family::V6]).map_err(ApplyError::Read)?;
+        lines.extend(
+            left.into_iter()
+                .map(|object| format!("{} should not exist", object.words())),
+        );
     }
     Ok(lines)
 }

@@ -124,7 +124,7 @@ impl<'a> Message<'a> {
 }
 
 /// Walks the messages of one datagram; ends at the first that does not fit.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Messages<'a>(pub &'a [u8]);
 
 impl<'a> Iterator for Messages<'a> {
@@ -179,6 +179,7 @@ impl<'a> Attributes<'a> {
     }
 
     /// The attributes within an attribute; none if it is absent.
+    #[must_use]
     pub fn nested(self, ty: u16) -> Attributes<'a> {
         Attributes(self.find(ty).unwrap_or_default())
     }
@@ -193,6 +194,10 @@ impl<'a> Attributes<'a> {
     }
 }
 
+#[expect(
+    clippy::copy_iterator,
+    reason = "a slice to look things up in; looking up does not use it up"
+)]
 impl<'a> Iterator for Attributes<'a> {
     type Item = Attribute<'a>;
 

@@ -11,25 +11,25 @@ use super::expression;
 use super::socket::{ACK, APPEND, CREATE, DUMP, NetfilterSocket, REQUEST, Refusal};
 use crate::rules::{AddressSet, Chain, ChainKind, Family, Hook, Rule};
 
-const SUBSYSTEM: u16 = 10 << 8;
+const SUBSYSTEM: u16 = 0x0a00; // NFNL_SUBSYS_NFTABLES << 8
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
 pub(super) const NEWTABLE: u16 = SUBSYSTEM;
-pub(super) const GETTABLE: u16 = SUBSYSTEM | 1;
-const DELTABLE: u16 = SUBSYSTEM | 2;
-pub(super) const NEWCHAIN: u16 = SUBSYSTEM | 3;
-pub(super) const GETCHAIN: u16 = SUBSYSTEM | 4;
-const DELCHAIN: u16 = SUBSYSTEM | 5;
-pub(super) const NEWRULE: u16 = SUBSYSTEM | 6;
-pub(super) const GETRULE: u16 = SUBSYSTEM | 7;
-const DELRULE: u16 = SUBSYSTEM | 8;
-pub(super) const NEWSET: u16 = SUBSYSTEM | 9;
-pub(super) const GETSET: u16 = SUBSYSTEM | 10;
-const DELSET: u16 = SUBSYSTEM | 11;
-const NEWSETELEM: u16 = SUBSYSTEM | 12;
-pub(super) const GETSETELEM: u16 = SUBSYSTEM | 13;
-const DELSETELEM: u16 = SUBSYSTEM | 14;
-pub(super) const GETGEN: u16 = SUBSYSTEM | 16;
+pub(super) const GETTABLE: u16 = SUBSYSTEM | 0x01;
+const DELTABLE: u16 = SUBSYSTEM | 0x02;
+pub(super) const NEWCHAIN: u16 = SUBSYSTEM | 0x03;
+pub(super) const GETCHAIN: u16 = SUBSYSTEM | 0x04;
+const DELCHAIN: u16 = SUBSYSTEM | 0x05;
+pub(super) const NEWRULE: u16 = SUBSYSTEM | 0x06;
+pub(super) const GETRULE: u16 = SUBSYSTEM | 0x07;
+const DELRULE: u16 = SUBSYSTEM | 0x08;
+pub(super) const NEWSET: u16 = SUBSYSTEM | 0x09;
+pub(super) const GETSET: u16 = SUBSYSTEM | 0x0a;
+const DELSET: u16 = SUBSYSTEM | 0x0b;
+const NEWSETELEM: u16 = SUBSYSTEM | 0x0c;
+pub(super) const GETSETELEM: u16 = SUBSYSTEM | 0x0d;
+const DELSETELEM: u16 = SUBSYSTEM | 0x0e;
+pub(super) const GETGEN: u16 = SUBSYSTEM | 0x10;
 
 /// Family byte of `inet` tables (`NFPROTO_INET`).
 const INET: u8 = 1;
@@ -99,7 +99,7 @@ impl Batch {
     /// `delete table inet TABLE`, with all in it.
     pub fn delete_table(&mut self, table: &str) {
         self.push(DELTABLE, 0, format!("deletion of table {table}"), |w| {
-            w.string(1, table)
+            w.string(1, table);
         });
     }
 
@@ -138,7 +138,7 @@ impl Batch {
     /// `flush table`: the rules of all chains.
     pub fn flush_table(&mut self, table: &str) {
         self.push(DELRULE, 0, format!("flush of table {table}"), |w| {
-            w.string(1, table)
+            w.string(1, table);
         });
     }
 

@@ -263,7 +263,7 @@ fn route_exists(socket: &RouteSocket, family: Family) -> Result<bool, NetlinkErr
         "the routes of our table",
         |sequence| {
             dump(GETROUTE, sequence, &header, |w| {
-                w.ne32(RTA_TABLE, PolicyRouting::TABLE)
+                w.ne32(RTA_TABLE, PolicyRouting::TABLE);
             })
         },
         || false,

@@ -255,10 +255,7 @@ fn verdict(message: &Message<'_>) -> Option<Result<(), Refusal>> {
             (_, false) => 4 + request.next_multiple_of(4),
         };
         let attributes = Attributes(message.payload.get(skip..).unwrap_or_default());
-        text = attributes
-            .string(NLMSGERR_ATTR_MSG)
-            .unwrap_or_default()
-            .to_owned();
+        text.push_str(attributes.string(NLMSGERR_ATTR_MSG).unwrap_or_default());
     }
     Some(Err(Refusal {
         sequence: message.sequence,

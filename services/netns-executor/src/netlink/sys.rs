@@ -8,14 +8,11 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// A socket option that is a plain integer of type `T`.
-pub(super) fn socket_option<T: Copy + Default>(
+pub(super) fn socket_option<T: Integer>(
     fd: BorrowedFd<'_>,
     level: libc::c_int,
     option: libc::c_int,
-) -> io::Result<T>
-where
-    T: Integer,
-{
+) -> io::Result<T> {
     let mut value = T::default();
     let mut length = libc::socklen_t::try_from(size_of::<T>()).unwrap_or_default();
     // SAFETY: value and length are valid for writes of the size that length says; T is a plain integer.
@@ -60,6 +57,6 @@ pub(super) fn netns_of(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 }
 
 /// Integers for which every bit pattern is valid.
-pub(super) trait Integer {}
+pub(super) trait Integer: Copy + Default {}
 impl Integer for libc::c_int {}
 impl Integer for u64 {}
