@@ -30,14 +30,23 @@ async fn setup() -> Setup {
     executor.node.probes.attach(host).await.unwrap();
     let mut broker = executor.broker().await;
     assert!(broker.snapshot().await.is_empty());
-    Setup { kernel, executor, broker }
+    Setup {
+        kernel,
+        executor,
+        broker,
+    }
 }
 
 impl Setup {
     /// Nothing of any sandbox is left.
     fn assert_clean(&self, pods: &[&Pod]) {
         for pod in pods {
-            assert_eq!(self.kernel.netns(pod.inode()).programmed, Desired::None, "{}", pod.container);
+            assert_eq!(
+                self.kernel.netns(pod.inode()).programmed,
+                Desired::None,
+                "{}",
+                pod.container
+            );
         }
         assert_eq!(self.kernel.state().probes.len(), 0);
         assert_eq!(self.executor.sandbox_files(), 0);
@@ -100,7 +109,10 @@ async fn a_pod_outside_the_mesh_is_admitted_and_kept() {
     assert_eq!(s.kernel.netns(pod.inode()).changes, 0);
     assert_eq!(s.executor.sandbox_files(), 1);
     let outcome = s.broker.program(&sandbox, ambient()).await.outcome.unwrap();
-    assert!(matches!(outcome, program_response::Outcome::Programmed(_)), "a later label needs no scan");
+    assert!(
+        matches!(outcome, program_response::Outcome::Programmed(_)),
+        "a later label needs no scan"
+    );
 }
 
 #[tokio::test]
@@ -116,7 +128,9 @@ async fn a_refusal_undoes_everything_before_the_runtime_hears_of_it() {
         stage: "add workload".into(),
         cause: "port taken".into(),
     };
-    s.broker.complete(&sandbox, complete_request::Verdict::Refuse(failure.clone())).await;
+    s.broker
+        .complete(&sandbox, complete_request::Verdict::Refuse(failure.clone()))
+        .await;
     assert_eq!(refused(add.await.unwrap()), failure);
     s.assert_clean(&[&pod]);
     assert_eq!(s.broker.gone().await.0, "cancelled");
@@ -125,7 +139,11 @@ async fn a_refusal_undoes_everything_before_the_runtime_hears_of_it() {
     let other = Pod::new(&s.executor, "c2", "u2");
     let add = s.executor.add(&other);
     s.broker.enrol().await;
-    assert_eq!(admitted(add.await.unwrap()), Mode::Ambient, "another pod with the same address");
+    assert_eq!(
+        admitted(add.await.unwrap()),
+        Mode::Ambient,
+        "another pod with the same address"
+    );
 }
 
 #[tokio::test]
@@ -150,9 +168,13 @@ async fn rules_that_fail_are_told_to_the_broker_and_leave_nothing() {
     let add = s.executor.add(&pod);
     let sandbox = s.broker.pending().await;
     let outcome = s.broker.program(&sandbox, ambient()).await.outcome.unwrap();
-    let program_response::Outcome::Failed(failure) = outcome else { panic!("{outcome:?}") };
+    let program_response::Outcome::Failed(failure) = outcome else {
+        panic!("{outcome:?}")
+    };
     assert_eq!(failure.code, "EXE-RULES");
-    s.broker.complete(&sandbox, complete_request::Verdict::Refuse(failure)).await;
+    s.broker
+        .complete(&sandbox, complete_request::Verdict::Refuse(failure))
+        .await;
     assert_eq!(refused(add.await.unwrap()).code, "EXE-RULES");
     s.assert_clean(&[&pod]);
 }
@@ -182,7 +204,10 @@ async fn a_further_interface_of_the_same_pod_changes_nothing() {
     let add = s.executor.add(&pod);
     s.broker.enrol().await;
     add.await.unwrap();
-    let second = Pod { ifname: "net1".into(), ..pod.clone() };
+    let second = Pod {
+        ifname: "net1".into(),
+        ..pod.clone()
+    };
     assert_eq!(admitted(s.executor.add(&second).await.unwrap()), Mode::None);
     assert_eq!(s.executor.node.hub.sandboxes(), 1);
     s.executor.del(&second).await;
@@ -229,7 +254,12 @@ async fn of_two_callers_one_may_go_away() {
     let request = pod.request();
     let second = tokio::spawn(async move { plugin.add(request).await });
     // A call on the same thread that is answered after the second ADD has been taken.
-    s.executor.plugin(Vec::new()).await.status(sluice_proto::pb::cni::StatusRequest {}).await.unwrap();
+    s.executor
+        .plugin(Vec::new())
+        .await
+        .status(sluice_proto::pb::cni::StatusRequest {})
+        .await
+        .unwrap();
     first.abort();
     s.broker.program(&sandbox, ambient()).await;
     s.broker.admit(&sandbox, Mode::Ambient).await;
@@ -244,7 +274,10 @@ async fn without_a_broker_the_caller_decides_and_the_sandbox_is_kept() {
     eventually("watcher gone", || !s.executor.node.hub.is_watched()).await;
     let pod = Pod::new(&s.executor, "c1", "u1");
     let outcome = s.executor.add(&pod).await.unwrap();
-    assert!(matches!(outcome, Outcome::NoBroker(no) if no.waited_ms >= 300), "{outcome:?}");
+    assert!(
+        matches!(outcome, Outcome::NoBroker(no) if no.waited_ms >= 300),
+        "{outcome:?}"
+    );
     let mut broker = s.executor.broker().await;
     let snapshot = broker.snapshot().await;
     assert_eq!(snapshot.len(), 1);
@@ -286,7 +319,11 @@ async fn an_add_that_nobody_completes_says_what_it_waited_for() {
     s.broker.program(&sandbox, ambient()).await;
     let failure = refused(add.await.unwrap());
     assert_eq!(failure.code, "BRK-TIME");
-    assert!(failure.cause.contains("hand-over to the proxy") && failure.cause.contains("u1"), "{}", failure.cause);
+    assert!(
+        failure.cause.contains("hand-over to the proxy") && failure.cause.contains("u1"),
+        "{}",
+        failure.cause
+    );
     s.assert_clean(&[&pod]);
     assert_eq!(s.broker.gone().await.0, "cancelled");
 }
@@ -316,7 +353,10 @@ async fn another_netns_under_the_same_key_ends_the_old_generation() {
     let first = s.executor.add(&old);
     let sandbox = s.broker.pending().await;
     let other_path = Pod::new(&s.executor, "other", "u1").path;
-    let new = Pod { path: other_path, ..old.clone() };
+    let new = Pod {
+        path: other_path,
+        ..old.clone()
+    };
     let second = s.executor.add(&new);
     assert_eq!(refused(first.await.unwrap()).code, "EXE-LATE");
     assert_eq!(s.broker.gone().await, ("replaced".to_owned(), sandbox.generation));
@@ -336,18 +376,39 @@ async fn descriptors_of_another_sandbox_of_the_host_or_none_are_refused_and_coun
     let add = s.executor.add(&pod);
     s.broker.enrol().await;
     add.await.unwrap();
-    let thief = Pod { container: "c2".into(), uid: "u2".into(), ..pod.clone() };
+    let thief = Pod {
+        container: "c2".into(),
+        uid: "u2".into(),
+        ..pod.clone()
+    };
     let failure = refused(s.executor.add(&thief).await.unwrap());
     assert_eq!(failure.code, "EXE-FD");
     assert!(failure.cause.contains("net/c1/eth0"), "{}", failure.cause);
     let host = Pod::new(&s.executor, "host", "u3");
     s.kernel.state().host = Some(host.inode());
     let failure = refused(s.executor.add(&host).await.unwrap());
-    assert!(failure.cause.contains("host's network namespace"), "{}", failure.cause);
-    let nothing = Pod { handed_over: Some(Arc::new(Vec::new())), ..Pod::new(&s.executor, "c4", "u4") };
+    assert!(
+        failure.cause.contains("host's network namespace"),
+        "{}",
+        failure.cause
+    );
+    let nothing = Pod {
+        handed_over: Some(Arc::new(Vec::new())),
+        ..Pod::new(&s.executor, "c4", "u4")
+    };
     assert_eq!(refused(s.executor.add(&nothing).await.unwrap()).code, "EXE-FD");
-    let status = s.broker.client.node_status(NodeStatusRequest {}).await.unwrap().into_inner();
-    let counted: Vec<_> = status.refused_descriptors.iter().map(|c| (c.label.as_str(), c.value)).collect();
+    let status = s
+        .broker
+        .client
+        .node_status(NodeStatusRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    let counted: Vec<_> = status
+        .refused_descriptors
+        .iter()
+        .map(|c| (c.label.as_str(), c.value))
+        .collect();
     assert_eq!(counted, [("host-netns", 1), ("none", 1), ("other-sandbox", 1)]);
     assert_eq!(status.sandboxes, 1);
 }
@@ -398,7 +459,13 @@ async fn a_vanished_interface_ends_the_sandbox() {
     let add = s.executor.add(&pod);
     s.broker.enrol().await;
     add.await.unwrap();
-    s.kernel.state().netns.get_mut(&pod.inode()).unwrap().interfaces.clear();
+    s.kernel
+        .state()
+        .netns
+        .get_mut(&pod.inode())
+        .unwrap()
+        .interfaces
+        .clear();
     assert_eq!(s.broker.gone().await.0, "interface-gone");
     s.assert_closed(&pod).await;
     assert_eq!(s.executor.sandbox_files(), 0);
@@ -407,7 +474,10 @@ async fn a_vanished_interface_ends_the_sandbox() {
 #[tokio::test]
 async fn gc_removes_what_is_not_listed_in_its_own_network() {
     let mut s = setup().await;
-    let pods = [Pod::new(&s.executor, "c1", "u1"), Pod::new(&s.executor, "c2", "u2")];
+    let pods = [
+        Pod::new(&s.executor, "c1", "u1"),
+        Pod::new(&s.executor, "c2", "u2"),
+    ];
     for pod in &pods {
         let add = s.executor.add(pod);
         s.broker.enrol().await;
@@ -446,19 +516,32 @@ async fn a_stuck_kernel_call_does_not_keep_del_or_other_pods_waiting() {
     assert_eq!(admitted(other_add.await.unwrap()), Mode::None);
     let begun = std::time::Instant::now();
     s.executor.del(&pod).await;
-    assert!(begun.elapsed() < Duration::from_millis(1500), "{:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < Duration::from_millis(1500),
+        "{:?}",
+        begun.elapsed()
+    );
     s.kernel.hold(false);
     program.await.unwrap().unwrap();
     assert_eq!(refused(add.await.unwrap()).code, "EXE-LATE");
-    eventually("rules removed", || s.kernel.netns(pod.inode()).programmed == Desired::None).await;
+    eventually("rules removed", || {
+        s.kernel.netns(pod.inode()).programmed == Desired::None
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn after_a_restart_everything_is_listed_and_a_tombstone_is_honoured() {
     let mut s = setup().await;
-    let pods = [Pod::new(&s.executor, "c1", "u1"), Pod::new(&s.executor, "c2", "u2")];
+    let pods = [
+        Pod::new(&s.executor, "c1", "u1"),
+        Pod::new(&s.executor, "c2", "u2"),
+    ];
     for (i, pod) in pods.iter().enumerate() {
-        let pod = Pod { address: format!("10.0.0.{i}"), ..pod.clone() };
+        let pod = Pod {
+            address: format!("10.0.0.{i}"),
+            ..pod.clone()
+        };
         let add = s.executor.add(&pod);
         s.broker.enrol().await;
         add.await.unwrap();
@@ -469,7 +552,10 @@ async fn after_a_restart_everything_is_listed_and_a_tombstone_is_honoured() {
         deleted_unix_ms: u64::MAX,
     };
     tombstone.write(&s.executor.run.tombstones()).unwrap();
-    let executor = Arc::into_inner(s.executor).expect("no more users").restart().await;
+    let executor = Arc::into_inner(s.executor)
+        .expect("no more users")
+        .restart()
+        .await;
     let mut broker = executor.broker().await;
     let snapshot = broker.snapshot().await;
     assert_eq!(snapshot.len(), 1);
@@ -477,12 +563,28 @@ async fn after_a_restart_everything_is_listed_and_a_tombstone_is_honoured() {
     assert!(!snapshot[0].reachable && snapshot[0].broken.is_some());
     assert_eq!(snapshot[0].programmed, Some(ambient()));
     assert_eq!(std::fs::read_dir(executor.run.tombstones()).unwrap().count(), 0);
-    let status = broker.client.node_status(NodeStatusRequest {}).await.unwrap().into_inner();
+    let status = broker
+        .client
+        .node_status(NodeStatusRequest {})
+        .await
+        .unwrap()
+        .into_inner();
     assert_eq!(status.probe_set.len(), 1);
 
     let executor = Arc::new(executor);
     let again = executor.add(&pods[0]).await.unwrap();
-    assert_eq!(admitted(again), Mode::Ambient, "the same ADD again gives the namespace back");
-    assert!(executor.node.hub.view(&pods[0].attachment().try_into().unwrap()).unwrap().reachable);
+    assert_eq!(
+        admitted(again),
+        Mode::Ambient,
+        "the same ADD again gives the namespace back"
+    );
+    assert!(
+        executor
+            .node
+            .hub
+            .view(&pods[0].attachment().try_into().unwrap())
+            .unwrap()
+            .reachable
+    );
     assert_eq!(s.kernel.netns(pods[0].inode()).changes, 1, "no rule was changed");
 }

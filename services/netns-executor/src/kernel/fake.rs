@@ -95,7 +95,12 @@ impl Drop for Handle {
 
 fn failing(state: &FakeState, call: &'static str) -> Result<(), Failure> {
     if state.failing.contains(call) {
-        return Err(Failure::new(ErrorCode::Rules, "netns-executor", call, "EINVAL: made to fail"));
+        return Err(Failure::new(
+            ErrorCode::Rules,
+            "netns-executor",
+            call,
+            "EINVAL: made to fail",
+        ));
     }
     Ok(())
 }
@@ -104,7 +109,12 @@ impl Netns for Handle {
     fn apply(&mut self, desired: &Desired) -> Result<Applied, Failure> {
         let mut state = self.kernel.state();
         while state.held {
-            state = self.kernel.0.1.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self
+                .kernel
+                .0
+                .1
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
         if *desired != Desired::None {
             failing(&state, "apply")?;
@@ -139,7 +149,11 @@ impl Netns for Handle {
     }
 
     fn has_interface(&mut self, name: &InterfaceName) -> Result<bool, Failure> {
-        Ok(self.kernel.netns(self.inode).interfaces.contains_key(name.as_str()))
+        Ok(self
+            .kernel
+            .netns(self.inode)
+            .interfaces
+            .contains_key(name.as_str()))
     }
 
     fn addresses(&mut self) -> Result<Vec<(String, IpAddr)>, Failure> {

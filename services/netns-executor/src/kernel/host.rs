@@ -41,7 +41,10 @@ impl Host {
     }
 
     /// Runs a change of ours, which moves the generation by at most one step; more was somebody else.
-    fn change(&mut self, change: impl FnOnce(&HostSockets, &HostOptions) -> Result<(), Failure>) -> Result<(), Failure> {
+    fn change(
+        &mut self,
+        change: impl FnOnce(&HostSockets, &HostOptions) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
         change(&self.sockets, &self.options)?;
         if let Some(known) = self.generation {
             let now = host::generation(&self.sockets).map_err(failed)?;
@@ -57,7 +60,11 @@ impl Host {
             tracing::warn!(line, "a foreign rule in a chain of Istio's agent stays");
         }
         self.taken_over = true;
-        Ok(found.istio.into_iter().map(|line| format!("taken over: {line}")).collect())
+        Ok(found
+            .istio
+            .into_iter()
+            .map(|line| format!("taken over: {line}"))
+            .collect())
     }
 }
 
@@ -65,7 +72,9 @@ impl HostNetns for Host {
     fn ensure(&mut self, probes: &[IpAddr]) -> Result<Vec<String>, Failure> {
         self.generation = None;
         let before = host::generation(&self.sockets).map_err(failed)?;
-        let mut mended = host::ensure(&self.sockets, &self.options).map_err(failed)?.differences;
+        let mut mended = host::ensure(&self.sockets, &self.options)
+            .map_err(failed)?
+            .differences;
         let members = self.members()?;
         let missing: Vec<_> = probes
             .iter()
@@ -74,7 +83,11 @@ impl HostNetns for Host {
             .collect();
         if !missing.is_empty() {
             self.add(&missing)?;
-            mended.extend(missing.iter().map(|address| format!("probe address {address} is missing")));
+            mended.extend(
+                missing
+                    .iter()
+                    .map(|address| format!("probe address {address} is missing")),
+            );
         }
         if !self.taken_over {
             // Only now: until here the old rules served the probes.

@@ -15,7 +15,9 @@ use sluice_proto::sandbox::Failure;
 use super::host::Host;
 use super::{Applied, HostNetns, Kernel, Netns, Opened};
 use crate::descriptors::{self, DescriptorRefusal, Forbidden, NetnsDescriptors, NetnsInode};
-use crate::netlink::{self, ApplyError, NetfilterSocket, NetlinkError, PodSockets, RouteSocket, conntrack, link};
+use crate::netlink::{
+    self, ApplyError, NetfilterSocket, NetlinkError, PodSockets, RouteSocket, conntrack, link,
+};
 use crate::pool::COMPONENT;
 use crate::preflight::preflight;
 use crate::takeover::{self, LegacySockets, Scope};
@@ -81,7 +83,9 @@ fn legacy_sockets(descriptors: Vec<OwnedFd>) -> Result<LegacySockets, Descriptor
 fn not_usable(error: &NetlinkError) -> DescriptorRefusal {
     DescriptorRefusal::Call {
         call: "setsockopt",
-        errno: error.errno().map_or(nix::errno::Errno::EINVAL, nix::errno::Errno::from_raw),
+        errno: error
+            .errno()
+            .map_or(nix::errno::Errno::EINVAL, nix::errno::Errno::from_raw),
     }
 }
 
@@ -126,7 +130,12 @@ impl Kernel for RealKernel {
         let sockets = match scratch {
             Some(received) => {
                 let received = self.sort(received).map_err(|refusal| {
-                    Failure::new(ErrorCode::DescriptorRefused, COMPONENT, STAGE, refusal.to_string())
+                    Failure::new(
+                        ErrorCode::DescriptorRefused,
+                        COMPONENT,
+                        STAGE,
+                        refusal.to_string(),
+                    )
                 })?;
                 sockets(received.netfilter, received.route)
             }
@@ -161,7 +170,8 @@ fn apply_failed(error: &ApplyError) -> Failure {
 impl PodNetns {
     /// Nobody has ever written an nftables rule here, and there are no legacy tables: the usual new pod.
     fn is_untouched(&self) -> bool {
-        let untouched = netlink::generation(&self.sockets).is_ok_and(|generation| generation == FIRST_GENERATION);
+        let untouched =
+            netlink::generation(&self.sockets).is_ok_and(|generation| generation == FIRST_GENERATION);
         untouched && self.legacy.ipv4.is_none() && self.legacy.ipv6.is_none()
     }
 
@@ -207,8 +217,7 @@ impl Netns for PodNetns {
 
     fn differences(&mut self, desired: &Desired) -> Result<Vec<String>, Failure> {
         let before = netlink::generation(&self.sockets).map_err(|error| apply_failed(&error))?;
-        let differences =
-            netlink::read_back(&self.sockets, desired).map_err(|error| apply_failed(&error))?;
+        let differences = netlink::read_back(&self.sockets, desired).map_err(|error| apply_failed(&error))?;
         self.generation = differences.is_empty().then_some(before);
         Ok(differences)
     }

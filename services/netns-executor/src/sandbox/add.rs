@@ -119,7 +119,12 @@ enum Place {
 }
 
 fn place_of(inner: &Inner, request: &Request) -> Place {
-    let Request { attachment, pod, opened, .. } = request;
+    let Request {
+        attachment,
+        pod,
+        opened,
+        ..
+    } = request;
     let mut ends = Vec::new();
     for handle in inner.sandboxes.values() {
         let same_netns = handle.netns.is_same_netns(&opened.identity);

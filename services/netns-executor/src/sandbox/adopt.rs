@@ -74,7 +74,10 @@ async fn adopt_by_scan(node: &Arc<Node>, pod: PodRef, addresses: Vec<IpAddr>) ->
                 let (opened, interface) = interface_with(opened, addresses.clone()).await?;
                 match interface {
                     Some(interface) => return take(node, pod, addresses, "", &interface, opened),
-                    None => refused.push(format!("inode {} has none of its addresses", opened.identity.inode)),
+                    None => refused.push(format!(
+                        "inode {} has none of its addresses",
+                        opened.identity.inode
+                    )),
                 }
                 node.reaper.close(opened);
             }

@@ -14,22 +14,35 @@ use crate::pool::COMPONENT;
 impl Task {
     /// Undoes everything, then tells who waits for the ADD.
     pub(super) async fn end(mut self, end: End) {
-        let End { reason, answer } = end;
+        let End {
+            reason,
+            answer,
+            completed,
+        } = end;
         let record = &self.record;
-        self.node.registry.mark_ending(&record.attachment, record.generation);
+        self.node
+            .registry
+            .mark_ending(&record.attachment, record.generation);
         tracing::info!(attachment = %record.attachment, pod = %record.pod, reason = reason.as_str(), "sandbox ends");
         let undo = async {
             if reason != Reason::InterfaceGone && record.programmed.is_some() && self.descriptor.is_some() {
                 let undone = self.apply(Desired::None).await;
                 report(&self, "rules not removed", undone.map(drop));
             }
-            let removed = self.node.probes.remove(record.addresses.clone(), record.pod.uid.clone()).await;
+            let removed = self
+                .node
+                .probes
+                .remove(record.addresses.clone(), record.pod.uid.clone())
+                .await;
             report(&self, "probe addresses not removed", removed.map(drop));
         };
         if tokio::time::timeout(END_DEADLINE, undo).await.is_err() {
             tracing::error!(attachment = %record.attachment, "clean-up is slow; the sandbox is let go of");
         }
-        if self.node.registry.is_current(&record.attachment, record.generation)
+        if self
+            .node
+            .registry
+            .is_current(&record.attachment, record.generation)
             && let Err(error) = self.node.table.remove(&record.attachment)
         {
             tracing::error!(attachment = %record.attachment, error = %sluice_runtime::telemetry::chain(&error),
@@ -43,13 +56,26 @@ impl Task {
             pod: Some((&record.pod).into()),
             reason: reason.as_str().to_owned(),
         };
-        self.node.hub.gone(&record.attachment, record.generation, Event::Gone(gone));
+        self.node
+            .hub
+            .gone(&record.attachment, record.generation, Event::Gone(gone));
         let answer = answer.unwrap_or_else(|| {
             let cause = format!("the sandbox was removed meanwhile: {}", reason.as_str());
-            Answer::Refused(Failure::new(ErrorCode::TooLate, COMPONENT, "wait for broker", cause))
+            Answer::Refused(Failure::new(
+                ErrorCode::TooLate,
+                COMPONENT,
+                "wait for broker",
+                cause,
+            ))
         });
         self.answer(&answer);
-        self.node.registry.forget(&self.record.attachment, self.record.generation);
+        if let Some((reply, completed)) = completed {
+            // A broker that has gone needs no answer.
+            let _ = reply.send(completed);
+        }
+        self.node
+            .registry
+            .forget(&self.record.attachment, self.record.generation);
         self.ended.cancel();
     }
 }

@@ -18,14 +18,22 @@ use crate::pool::COMPONENT;
 impl Task {
     /// Compares with what should be there, and mends it in one step. Watchers see it broken in between.
     pub(super) async fn examine(&mut self) {
-        let Some(desired) = self.record.programmed.clone().filter(|desired| *desired != Desired::None) else {
+        let Some(desired) = self
+            .record
+            .programmed
+            .clone()
+            .filter(|desired| *desired != Desired::None)
+        else {
             return;
         };
         if self.add.is_some() || self.descriptor.is_none() {
             return;
         }
         let wanted = desired.clone();
-        let differences = match self.with_netns("read back", move |netns| netns.differences(&wanted)).await {
+        let differences = match self
+            .with_netns("read back", move |netns| netns.differences(&wanted))
+            .await
+        {
             Ok(differences) => differences,
             Err(failure) => return self.set_broken(failure),
         };
@@ -35,7 +43,12 @@ impl Task {
             }
             return;
         }
-        self.set_broken(Failure::new(ErrorCode::Drift, COMPONENT, "compare rules", differences.join("; ")));
+        self.set_broken(Failure::new(
+            ErrorCode::Drift,
+            COMPONENT,
+            "compare rules",
+            differences.join("; "),
+        ));
         match self.apply(desired).await {
             Ok(_) => {
                 tracing::warn!(target: "audit", attachment = %self.record.attachment, pod = %self.record.pod,
@@ -89,11 +102,20 @@ impl Task {
                 found.inode,
                 known.cookie,
                 known.inode,
-                if found.boot_id == known.boot_id { "" } else { ", before a reboot" },
+                if found.boot_id == known.boot_id {
+                    ""
+                } else {
+                    ", before a reboot"
+                },
             );
             tracing::warn!(target: "audit", attachment = %self.record.attachment, cause, "namespace refused");
             self.node.reaper.close(opened);
-            let _ = reply.send(Err(Failure::new(ErrorCode::SandboxGone, COMPONENT, "re-open namespace", cause)));
+            let _ = reply.send(Err(Failure::new(
+                ErrorCode::SandboxGone,
+                COMPONENT,
+                "re-open namespace",
+                cause,
+            )));
             return Flow::Continue(());
         }
         self.attach(opened);
@@ -122,7 +144,10 @@ impl Task {
     /// Notices that the interface is gone for good.
     pub(super) async fn look_for_interface(&mut self) -> Flow {
         let ifname = self.record.attachment.ifname.clone();
-        match self.with_netns("look for interface", move |netns| netns.has_interface(&ifname)).await {
+        match self
+            .with_netns("look for interface", move |netns| netns.has_interface(&ifname))
+            .await
+        {
             Ok(false) => Flow::Break(Reason::InterfaceGone.into()),
             Ok(true) => Flow::Continue(()),
             Err(failure) => {
@@ -144,7 +169,11 @@ impl Task {
             let draining = matches!(desired, Desired::Draining(_));
             let looked = self
                 .with_netns("inspect", move |netns| {
-                    let redirected = if draining { netns.redirected_connections()? } else { 0 };
+                    let redirected = if draining {
+                        netns.redirected_connections()?
+                    } else {
+                        0
+                    };
                     Ok((netns.differences(&desired)?, redirected))
                 })
                 .await;
@@ -170,7 +199,10 @@ impl Task {
             return Vec::new();
         };
         let mut failures = Vec::new();
-        match self.with_netns("read back", move |netns| netns.differences(&desired)).await {
+        match self
+            .with_netns("read back", move |netns| netns.differences(&desired))
+            .await
+        {
             Ok(differences) if differences.is_empty() => {}
             Ok(differences) => {
                 let cause = differences.join("; ");
@@ -184,7 +216,12 @@ impl Task {
             Ok(missing) => {
                 let list: Vec<_> = missing.iter().map(IpAddr::to_string).collect();
                 let cause = format!("missing: {}", list.join(", "));
-                failures.push(Failure::new(ErrorCode::ProbeSet, COMPONENT, "host probe set", cause));
+                failures.push(Failure::new(
+                    ErrorCode::ProbeSet,
+                    COMPONENT,
+                    "host probe set",
+                    cause,
+                ));
             }
             Err(failure) => failures.push(failure),
         }

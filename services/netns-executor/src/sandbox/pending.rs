@@ -87,6 +87,7 @@ impl Task {
         Flow::Break(End {
             reason: Reason::Cancelled,
             answer: Some(Answer::Refused(failure)),
+            completed: None,
         })
     }
 
@@ -94,6 +95,8 @@ impl Task {
     pub(super) fn join(&mut self, waiter: Waiter, addresses: Vec<IpAddr>, opened: Opened) -> Flow {
         if self.descriptor.is_none() {
             self.attach(opened);
+            // As after any return of a namespace: watchers hear of it, and the drift pass looks at it next.
+            self.publish(Event::Changed);
         } else {
             self.node.reaper.close(opened);
         }
@@ -109,7 +112,9 @@ impl Task {
         // Nobody has decided about this sandbox yet: the executor restarted in the middle, or no broker was there.
         let generation = self.node.registry.lock().next_generation();
         let (attachment, old) = (self.record.attachment.clone(), self.record.generation);
-        self.node.registry.update(&attachment, old, |handle| handle.generation = generation);
+        self.node
+            .registry
+            .update(&attachment, old, |handle| handle.generation = generation);
         self.record.generation = generation;
         self.record.addresses = addresses;
         self.record.pending = true;
@@ -153,7 +158,12 @@ impl Task {
                 add.stage.0,
                 (now - add.stage.1).as_secs_f32(),
             );
-            return self.refuse(Failure::new(ErrorCode::BrokerTimeout, COMPONENT, "wait for broker", cause));
+            return self.refuse(Failure::new(
+                ErrorCode::BrokerTimeout,
+                COMPONENT,
+                "wait for broker",
+                cause,
+            ));
         }
         match add.unwatched {
             Some(since) if now >= since + add.no_broker => self.without_broker(now - since).await,

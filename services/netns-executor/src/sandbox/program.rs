@@ -82,7 +82,11 @@ impl Task {
             // The answer to an earlier call was lost, or the runtime was answered otherwise.
             let again = matches!(&verdict, Verdict::Admit(mode)
                 if self.record.admitted && *mode == mode_of(self.record.programmed.as_ref()));
-            let _ = reply.send(if again { Completed::Accepted } else { Completed::TooLate });
+            let _ = reply.send(if again {
+                Completed::Accepted
+            } else {
+                Completed::TooLate
+            });
             return Flow::Continue(());
         };
         if let Some(programmed) = add.programmed {
@@ -90,8 +94,11 @@ impl Task {
         }
         let mode = match verdict {
             Verdict::Refuse(failure) => {
-                let _ = reply.send(Completed::Accepted);
-                return self.refuse(failure);
+                return Flow::Break(End {
+                    reason: Reason::Cancelled,
+                    answer: Some(Answer::Refused(failure)),
+                    completed: Some((reply, Completed::Accepted)),
+                });
             }
             Verdict::Admit(mode) => mode,
         };
@@ -102,13 +109,11 @@ impl Task {
                 self.publish(Event::Changed);
                 Flow::Continue(())
             }
-            Err(failure) => {
-                let _ = reply.send(Completed::Failed(failure.clone()));
-                Flow::Break(End {
-                    reason: Reason::Cancelled,
-                    answer: Some(Answer::Refused(failure)),
-                })
-            }
+            Err(failure) => Flow::Break(End {
+                reason: Reason::Cancelled,
+                answer: Some(Answer::Refused(failure.clone())),
+                completed: Some((reply, Completed::Failed(failure))),
+            }),
         }
     }
 
@@ -116,16 +121,31 @@ impl Task {
     async fn admit(&mut self, mode: Mode) -> Result<(), Failure> {
         let programmed = mode_of(self.record.programmed.as_ref());
         if mode != programmed {
-            let cause = format!("asked to admit as {mode:?}, but the namespace is programmed as {programmed:?}");
-            return Err(Failure::new(ErrorCode::InvalidInput, COMPONENT, "complete", cause));
+            let cause =
+                format!("asked to admit as {mode:?}, but the namespace is programmed as {programmed:?}");
+            return Err(Failure::new(
+                ErrorCode::InvalidInput,
+                COMPONENT,
+                "complete",
+                cause,
+            ));
         }
         if mode == Mode::Ambient {
             let begun = Instant::now();
             let addresses = self.record.addresses.clone();
-            self.node.probes.add(addresses, self.record.pod.uid.clone()).await.map_err(|failure| {
-                // Whatever the reason, for the pod it is the probe set that failed.
-                Failure::new(ErrorCode::ProbeSet, COMPONENT, &failure.stage.clone(), failure.cause)
-            })?;
+            self.node
+                .probes
+                .add(addresses, self.record.pod.uid.clone())
+                .await
+                .map_err(|failure| {
+                    // Whatever the reason, for the pod it is the probe set that failed.
+                    Failure::new(
+                        ErrorCode::ProbeSet,
+                        COMPONENT,
+                        &failure.stage.clone(),
+                        failure.cause,
+                    )
+                })?;
             self.node.metrics.observe(Stage::ProbeSet, begun.elapsed());
         }
         self.record.admitted = true;
@@ -136,7 +156,9 @@ impl Task {
     fn heard(&mut self) {
         if let Some(add) = self.add.as_mut().filter(|add| !add.heard) {
             add.heard = true;
-            self.node.metrics.observe(Stage::Classify, add.announced.elapsed());
+            self.node
+                .metrics
+                .observe(Stage::Classify, add.announced.elapsed());
         }
     }
 }

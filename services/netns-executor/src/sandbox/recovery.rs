@@ -104,7 +104,9 @@ pub(crate) async fn offer(
     let refused = |cause: &str| Failure::new(ErrorCode::SandboxGone, COMPONENT, STAGE, cause);
     if let Some(owner) = other_owner(node, handle, &opened) {
         node.reaper.close(opened);
-        return Err(refused(&format!("the namespace found belongs to sandbox {owner}")));
+        return Err(refused(&format!(
+            "the namespace found belongs to sandbox {owner}"
+        )));
     }
     let (reply, outcome) = oneshot::channel();
     handle.send(Message::Attach {
@@ -112,7 +114,9 @@ pub(crate) async fn offer(
         found_by_address,
         reply,
     });
-    outcome.await.unwrap_or_else(|_| Err(refused("the sandbox has ended meanwhile")))
+    outcome
+        .await
+        .unwrap_or_else(|_| Err(refused("the sandbox has ended meanwhile")))
 }
 
 fn other_owner(node: &Node, handle: &Handle, opened: &Opened) -> Option<String> {
@@ -143,7 +147,12 @@ pub(crate) async fn open(node: &Arc<Node>, request: &OpenerRequest) -> Result<Op
     node.kernel.open(descriptors).map_err(|refusal| {
         node.metrics.refused_descriptor(refusal.reason());
         tracing::warn!(target: "audit", error = %refusal, ?request, "descriptors of the opener refused");
-        OpenError::Refused(Failure::new(ErrorCode::DescriptorRefused, COMPONENT, STAGE, refusal.to_string()))
+        OpenError::Refused(Failure::new(
+            ErrorCode::DescriptorRefused,
+            COMPONENT,
+            STAGE,
+            refusal.to_string(),
+        ))
     })
 }
 

@@ -68,7 +68,11 @@ impl Registry {
 
     pub(crate) fn find_by_uid(&self, uid: &PodUid) -> Option<Handle> {
         let inner = self.lock();
-        inner.sandboxes.values().find(|h| h.pod.uid == *uid && !h.ending).cloned()
+        inner
+            .sandboxes
+            .values()
+            .find(|h| h.pod.uid == *uid && !h.ending)
+            .cloned()
     }
 
     pub(crate) fn all(&self) -> Vec<Handle> {
@@ -89,7 +93,10 @@ impl Registry {
     pub(crate) fn delete(&self, attachment: &Attachment, reason: Reason) -> Option<Handle> {
         let mut inner = self.lock();
         let now = Instant::now();
-        if inner.pruned.is_none_or(|at| now.duration_since(at) > TOMBSTONE / 10) {
+        if inner
+            .pruned
+            .is_none_or(|at| now.duration_since(at) > TOMBSTONE / 10)
+        {
             inner.deleted.retain(|_, at| now.duration_since(*at) < TOMBSTONE);
             inner.pruned = Some(now);
         }
@@ -107,7 +114,11 @@ impl Registry {
     /// Changes what is known about a generation, if it is still the current one.
     pub(crate) fn update(&self, attachment: &Attachment, generation: u64, change: impl FnOnce(&mut Handle)) {
         let mut inner = self.lock();
-        if let Some(handle) = inner.sandboxes.get_mut(attachment).filter(|h| h.generation == generation) {
+        if let Some(handle) = inner
+            .sandboxes
+            .get_mut(attachment)
+            .filter(|h| h.generation == generation)
+        {
             change(handle);
         }
     }
@@ -115,13 +126,20 @@ impl Registry {
     /// Whether a generation is the newest of its key.
     pub(crate) fn is_current(&self, attachment: &Attachment, generation: u64) -> bool {
         let inner = self.lock();
-        inner.sandboxes.get(attachment).is_some_and(|h| h.generation == generation)
+        inner
+            .sandboxes
+            .get(attachment)
+            .is_some_and(|h| h.generation == generation)
     }
 
     /// Forgets a generation that has ended.
     pub(crate) fn forget(&self, attachment: &Attachment, generation: u64) {
         let mut inner = self.lock();
-        if inner.sandboxes.get(attachment).is_some_and(|h| h.generation == generation) {
+        if inner
+            .sandboxes
+            .get(attachment)
+            .is_some_and(|h| h.generation == generation)
+        {
             inner.sandboxes.remove(attachment);
         }
     }

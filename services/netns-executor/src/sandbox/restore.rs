@@ -24,7 +24,9 @@ pub async fn restore(node: &Arc<Node>) -> Result<(), TableError> {
     }
     let mut restored = 0_usize;
     for record in records {
-        let deleted = tombstones.get(&record.attachment).is_some_and(|at| *at >= record.added_unix_ms);
+        let deleted = tombstones
+            .get(&record.attachment)
+            .is_some_and(|at| *at >= record.added_unix_ms);
         if deleted {
             bury(node, &record).await?;
         } else {
@@ -37,7 +39,11 @@ pub async fn restore(node: &Arc<Node>) -> Result<(), TableError> {
             tracing::error!(%attachment, %error, "tombstone not removed");
         }
     }
-    tracing::info!(sandboxes = restored, tombstones = tombstones.len(), "sandbox table read");
+    tracing::info!(
+        sandboxes = restored,
+        tombstones = tombstones.len(),
+        "sandbox table read"
+    );
     Ok(())
 }
 
@@ -67,7 +73,10 @@ fn read_tombstones(node: &Node) -> HashMap<sluice_proto::id::Attachment, u64> {
 /// The runtime deleted it while nobody was here; its namespace is the runtime's to remove.
 async fn bury(node: &Node, record: &Record) -> Result<(), TableError> {
     tracing::info!(attachment = %record.attachment, pod = %record.pod, "deleted while the executor was down");
-    let removed = node.probes.remove(record.addresses.clone(), record.pod.uid.clone()).await;
+    let removed = node
+        .probes
+        .remove(record.addresses.clone(), record.pod.uid.clone())
+        .await;
     if let Err(failure) = removed {
         tracing::warn!(error = %failure, "probe addresses not removed");
     }

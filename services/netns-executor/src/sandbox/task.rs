@@ -9,14 +9,14 @@ use sluice_proto::code::ErrorCode;
 use sluice_proto::pb::executor::Sandbox;
 use sluice_proto::pb::executor::sandbox_event::Event;
 use sluice_proto::sandbox::Failure;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::links::LinkWatch;
 use super::pending::PendingAdd;
 use super::registry::wait_for_end;
-use super::{Answer, Message, Reason, Slot, not_at_hand};
+use super::{Answer, Completed, Message, Reason, Slot, not_at_hand};
 use crate::kernel::{Applied, Netns, Opened};
 use crate::node::Node;
 use crate::pool::{self, COMPONENT};
@@ -26,11 +26,17 @@ use crate::table::Record;
 pub(super) struct End {
     pub(super) reason: Reason,
     pub(super) answer: Option<Answer>,
+    /// The broker's call that ended it; answered when everything is undone, too.
+    pub(super) completed: Option<(oneshot::Sender<Completed>, Completed)>,
 }
 
 impl From<Reason> for End {
     fn from(reason: Reason) -> Self {
-        Self { reason, answer: None }
+        Self {
+            reason,
+            answer: None,
+            completed: None,
+        }
     }
 }
 
@@ -111,17 +117,33 @@ impl Task {
 
     async fn handle(&mut self, message: Message) -> Flow {
         match message {
-            Message::Join { waiter, addresses, opened } => return self.join(waiter, addresses, opened),
+            Message::Join {
+                waiter,
+                addresses,
+                opened,
+            } => return self.join(waiter, addresses, opened),
             Message::Left(id) => return self.left(id),
-            Message::Program { generation, desired, reply } => {
+            Message::Program {
+                generation,
+                desired,
+                reply,
+            } => {
                 let outcome = Box::pin(self.program(generation, desired)).await;
                 let _ = reply.send(outcome);
             }
-            Message::Complete { generation, verdict, reply } => {
+            Message::Complete {
+                generation,
+                verdict,
+                reply,
+            } => {
                 return Box::pin(self.complete(generation, verdict, reply)).await;
             }
             Message::Remove(reason) => return Flow::Break(reason.into()),
-            Message::Attach { opened, found_by_address, reply } => {
+            Message::Attach {
+                opened,
+                found_by_address,
+                reply,
+            } => {
                 return Box::pin(self.reattach(opened, found_by_address, reply)).await;
             }
             Message::NotFound(failure) => self.not_found(failure),
@@ -142,7 +164,12 @@ impl Task {
 
     /// Takes a namespace that was checked.
     pub(super) fn attach(&mut self, opened: Opened) {
-        let Opened { identity, descriptor, notifications, netns } = opened;
+        let Opened {
+            identity,
+            descriptor,
+            notifications,
+            netns,
+        } = opened;
         self.record.netns = identity;
         self.links = notifications.and_then(LinkWatch::start);
         self.slot.set_poll_links(self.links.is_none());
@@ -173,13 +200,19 @@ impl Task {
     /// Keeps the registry and the slot in step with this task.
     pub(super) fn note(&self) {
         let reachable = self.descriptor.is_some();
-        let redirects = self.record.programmed.as_ref().is_some_and(|desired| *desired != Desired::None);
+        let redirects = self
+            .record
+            .programmed
+            .as_ref()
+            .is_some_and(|desired| *desired != Desired::None);
         self.slot.set_watched(reachable && redirects);
         let record = &self.record;
-        self.node.registry.update(&record.attachment, record.generation, |handle| {
-            handle.reachable = reachable;
-            handle.netns.clone_from(&record.netns);
-        });
+        self.node
+            .registry
+            .update(&record.attachment, record.generation, |handle| {
+                handle.reachable = reachable;
+                handle.netns.clone_from(&record.netns);
+            });
     }
 
     /// Blocking work on the namespace.
@@ -196,7 +229,8 @@ impl Task {
     }
 
     pub(super) async fn apply(&self, desired: Desired) -> Result<Applied, Failure> {
-        self.with_netns("program rules", move |netns| netns.apply(&desired)).await
+        self.with_netns("program rules", move |netns| netns.apply(&desired))
+            .await
     }
 
     /// Writes the record.

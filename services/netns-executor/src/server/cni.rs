@@ -37,15 +37,21 @@ impl Cni {
     fn begin(&self, request: Request<AddRequest>) -> Result<Begun, Failure> {
         const STAGE: &str = "check descriptors";
         let connection = request.extensions().get::<Connection>().cloned().ok_or_else(|| {
-            Failure::new(ErrorCode::Unknown, COMPONENT, STAGE, "bug: connection without information")
+            Failure::new(
+                ErrorCode::Unknown,
+                COMPONENT,
+                STAGE,
+                "bug: connection without information",
+            )
         })?;
-        self.node.metrics.observe(Stage::Connect, connection.accepted.elapsed());
+        self.node
+            .metrics
+            .observe(Stage::Connect, connection.accepted.elapsed());
         let descriptors = connection.preamble.take_descriptors();
         let request = request.into_inner();
         let key = attachment(request.attachment).map_err(|error| invalid_failure(STAGE, error))?;
         let pod = pod(request.pod).map_err(|error| invalid_failure(STAGE, error))?;
-        let addresses =
-            parse_addresses(&request.addresses).map_err(|error| invalid_failure(STAGE, error))?;
+        let addresses = parse_addresses(&request.addresses).map_err(|error| invalid_failure(STAGE, error))?;
         let netns_path = request.netns_path.parse().map_err(|error| {
             let error: sluice_proto::id::InvalidId = error;
             invalid_failure(STAGE, error)
@@ -55,7 +61,12 @@ impl Cni {
             let peer = connection.preamble.peer;
             tracing::warn!(target: "audit", attachment = %key, %pod, peer_uid = peer.uid, peer_pid = peer.pid,
                 error = %refusal, "descriptors refused");
-            Failure::new(ErrorCode::DescriptorRefused, COMPONENT, STAGE, refusal.to_string())
+            Failure::new(
+                ErrorCode::DescriptorRefused,
+                COMPONENT,
+                STAGE,
+                refusal.to_string(),
+            )
         })?;
         let request = add::Request {
             attachment: key,

@@ -63,7 +63,10 @@ async fn serve_one(node: &Arc<Node>, connection: &SeqpacketConnection) -> Transp
             Ok((identity, descriptor)) => (descriptor_reply::Outcome::Ok((&identity).into()), descriptor),
             Err(failure) => (descriptor_reply::Outcome::Failed(shortened(&failure)), None),
         };
-        let reply = DescriptorReply { outcome: Some(outcome) }.encode_to_vec();
+        let reply = DescriptorReply {
+            outcome: Some(outcome),
+        }
+        .encode_to_vec();
         let descriptors: Vec<_> = descriptor.iter().map(|descriptor| descriptor.as_fd()).collect();
         if let Err(error) = connection.send(&reply, &descriptors).await {
             return error;
@@ -102,7 +105,9 @@ async fn fetch(node: &Arc<Node>, of: DescriptorOf) -> Reply {
     let handle = find(node, STAGE, of)?;
     let (reply, outcome) = oneshot::channel();
     handle.send(Message::Descriptor { generation, reply });
-    let (descriptor, identity) = outcome.await.unwrap_or_else(|_| Err(unknown(STAGE, &handle.attachment)))?;
+    let (descriptor, identity) = outcome
+        .await
+        .unwrap_or_else(|_| Err(unknown(STAGE, &handle.attachment)))?;
     Ok((identity, Some(descriptor)))
 }
 
@@ -117,9 +122,14 @@ async fn offer(node: &Arc<Node>, of: DescriptorOf, descriptors: Vec<OwnedFd>) ->
     if handle.reachable {
         return Ok((handle.netns, None));
     }
-    let descriptor = descriptors
-        .first()
-        .ok_or_else(|| Failure::new(ErrorCode::DescriptorRefused, COMPONENT, STAGE, "no descriptor came"))?;
+    let descriptor = descriptors.first().ok_or_else(|| {
+        Failure::new(
+            ErrorCode::DescriptorRefused,
+            COMPONENT,
+            STAGE,
+            "no descriptor came",
+        )
+    })?;
     let opened = node
         .opener
         .open(&OpenerRequest::Descriptor, Some(descriptor.as_fd()))

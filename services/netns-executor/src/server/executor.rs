@@ -10,8 +10,8 @@ use sluice_proto::pb::executor::netns_executor_server::NetnsExecutor;
 use sluice_proto::pb::executor::{
     self, AdoptRequest, AdoptResponse, CompleteRequest, CompleteResponse, InspectRequest, InspectResponse,
     NodeStatusRequest, NodeStatusResponse, PreflightRequest, PreflightResponse, ProbeAddress, ProgramRequest,
-    ProgramResponse, SyncProbeSetRequest, SyncProbeSetResponse, WatchRequest, adopt_response, complete_request,
-    complete_response, program_response,
+    ProgramResponse, SyncProbeSetRequest, SyncProbeSetResponse, WatchRequest, adopt_response,
+    complete_request, complete_response, program_response,
 };
 use sluice_proto::pb::types::Mode;
 use sluice_proto::sandbox::{Failure, InvalidMessage, parse_addresses};
@@ -43,7 +43,9 @@ fn programmed(outcome: Programmed) -> ProgramResponse {
         Programmed::TooLate => program_response::Outcome::TooLate(executor::TooLate {}),
         Programmed::Failed(failure) => program_response::Outcome::Failed((&failure).into()),
     };
-    ProgramResponse { outcome: Some(outcome) }
+    ProgramResponse {
+        outcome: Some(outcome),
+    }
 }
 
 fn completed(outcome: Completed) -> CompleteResponse {
@@ -52,7 +54,9 @@ fn completed(outcome: Completed) -> CompleteResponse {
         Completed::TooLate => complete_response::Outcome::TooLate(executor::TooLate {}),
         Completed::Failed(failure) => complete_response::Outcome::Failed((&failure).into()),
     };
-    CompleteResponse { outcome: Some(outcome) }
+    CompleteResponse {
+        outcome: Some(outcome),
+    }
 }
 
 fn verdict(pb: Option<complete_request::Verdict>) -> Result<Verdict, Status> {
@@ -90,7 +94,10 @@ impl NetnsExecutor for Executor {
     async fn program(&self, request: Request<ProgramRequest>) -> Result<Response<ProgramResponse>, Status> {
         let request = request.into_inner();
         let key = attachment(request.attachment).map_err(invalid)?;
-        let desired = request.desired.ok_or(InvalidMessage::Missing("desired")).map_err(invalid)?;
+        let desired = request
+            .desired
+            .ok_or(InvalidMessage::Missing("desired"))
+            .map_err(invalid)?;
         let desired = Desired::try_from(desired).map_err(invalid)?;
         let handle = self.node.registry.find(&key);
         let Some(handle) = handle.filter(|handle| handle.pod.uid.as_str() == request.pod_uid) else {
@@ -102,10 +109,15 @@ impl NetnsExecutor for Executor {
             desired,
             reply,
         });
-        Ok(Response::new(programmed(outcome.await.unwrap_or(Programmed::TooLate))))
+        Ok(Response::new(programmed(
+            outcome.await.unwrap_or(Programmed::TooLate),
+        )))
     }
 
-    async fn complete(&self, request: Request<CompleteRequest>) -> Result<Response<CompleteResponse>, Status> {
+    async fn complete(
+        &self,
+        request: Request<CompleteRequest>,
+    ) -> Result<Response<CompleteResponse>, Status> {
         let request = request.into_inner();
         let key = attachment(request.attachment).map_err(invalid)?;
         let verdict = verdict(request.verdict)?;
@@ -118,7 +130,9 @@ impl NetnsExecutor for Executor {
             verdict,
             reply,
         });
-        Ok(Response::new(completed(outcome.await.unwrap_or(Completed::TooLate))))
+        Ok(Response::new(completed(
+            outcome.await.unwrap_or(Completed::TooLate),
+        )))
     }
 
     async fn adopt(&self, request: Request<AdoptRequest>) -> Result<Response<AdoptResponse>, Status> {
@@ -136,7 +150,9 @@ impl NetnsExecutor for Executor {
             Ok(sandbox) => adopt_response::Outcome::Sandbox(sandbox),
             Err(failure) => adopt_response::Outcome::Failed((&failure).into()),
         };
-        Ok(Response::new(AdoptResponse { outcome: Some(outcome) }))
+        Ok(Response::new(AdoptResponse {
+            outcome: Some(outcome),
+        }))
     }
 
     async fn inspect(&self, request: Request<InspectRequest>) -> Result<Response<InspectResponse>, Status> {
@@ -169,7 +185,10 @@ impl NetnsExecutor for Executor {
         Ok(Response::new(response))
     }
 
-    async fn preflight(&self, request: Request<PreflightRequest>) -> Result<Response<PreflightResponse>, Status> {
+    async fn preflight(
+        &self,
+        request: Request<PreflightRequest>,
+    ) -> Result<Response<PreflightResponse>, Status> {
         let ipv6 = request.into_inner().ipv6;
         let scratch = self.node.opener.open(&OpenerRequest::Scratch, None).await;
         let descriptors = match scratch {
@@ -185,7 +204,10 @@ impl NetnsExecutor for Executor {
         Ok(Response::new(PreflightResponse { features }))
     }
 
-    async fn node_status(&self, _: Request<NodeStatusRequest>) -> Result<Response<NodeStatusResponse>, Status> {
+    async fn node_status(
+        &self,
+        _: Request<NodeStatusRequest>,
+    ) -> Result<Response<NodeStatusResponse>, Status> {
         let probes = self.node.probes.status().await.unwrap_or_else(|failure| {
             tracing::warn!(error = %failure, code = %ErrorCode::HostUnreachable, "host status not read");
             crate::probe_set::ProbeStatus::default()

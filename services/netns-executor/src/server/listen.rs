@@ -82,7 +82,12 @@ pub(super) fn incoming(
     ReceiverStream::new(streams)
 }
 
-async fn prepare(node: &Node, policy: &PeerPolicy, stream: UnixStream, socket: &'static str) -> Option<Stream> {
+async fn prepare(
+    node: &Node,
+    policy: &PeerPolicy,
+    stream: UnixStream,
+    socket: &'static str,
+) -> Option<Stream> {
     let accepted = Instant::now();
     let peer = Peer::of(&stream).ok()?;
     if !admit(node, policy, peer, socket) {

@@ -60,7 +60,12 @@ impl Executor {
     pub async fn start(kernel: Arc<dyn Kernel>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let run = RunDir::new(directory.path());
-        for socket in [run.cni_socket(), run.executor_socket(), run.opener_socket(), run.tombstones()] {
+        for socket in [
+            run.cni_socket(),
+            run.executor_socket(),
+            run.opener_socket(),
+            run.tombstones(),
+        ] {
             std::fs::create_dir_all(socket.parent().unwrap()).unwrap();
         }
         std::fs::create_dir_all(run.tombstones()).unwrap();
@@ -81,7 +86,15 @@ impl Executor {
         let sockets = Sockets::bind(&run, peers).unwrap();
         let stop = CancellationToken::new();
         let serving = tokio::spawn(serve(Arc::clone(&node), sockets, stop.clone()));
-        Self { run, settings, kernel, stop, serving: Some(serving), node, directory }
+        Self {
+            run,
+            settings,
+            kernel,
+            stop,
+            serving: Some(serving),
+            node,
+            directory,
+        }
     }
 
     /// Ends the servers as a SIGTERM would, and starts again on the same directories.
@@ -92,10 +105,14 @@ impl Executor {
     }
 
     pub async fn broker(&self) -> Broker {
-        let stream = tokio::net::UnixStream::connect(self.run.executor_socket()).await.unwrap();
+        let stream = tokio::net::UnixStream::connect(self.run.executor_socket())
+            .await
+            .unwrap();
         let channel = UdsChannel::handshake(stream).await.unwrap();
         let mut client = NetnsExecutorClient::with_origin(channel, origin());
-        let request = WatchRequest { watcher: "test".into() };
+        let request = WatchRequest {
+            watcher: "test".into(),
+        };
         let events = client.watch(request).await.unwrap().into_inner();
         Broker { client, events }
     }
@@ -134,14 +151,21 @@ impl Executor {
             attachment: sandbox.attachment.clone(),
             generation: sandbox.generation,
         };
-        let request = DescriptorRequest { request: Some(descriptor_request::Request::Fetch(of)) };
+        let request = DescriptorRequest {
+            request: Some(descriptor_request::Request::Fetch(of)),
+        };
         connection.send(&request.encode_to_vec(), &[]).await.unwrap();
         let received = connection.receive(2).await.unwrap();
-        (DescriptorReply::decode(received.bytes.as_slice()).unwrap(), received.descriptors)
+        (
+            DescriptorReply::decode(received.bytes.as_slice()).unwrap(),
+            received.descriptors,
+        )
     }
 
     pub fn sandbox_files(&self) -> usize {
-        std::fs::read_dir(self.settings.state.join("sandboxes")).unwrap().count()
+        std::fs::read_dir(self.settings.state.join("sandboxes"))
+            .unwrap()
+            .count()
     }
 }
 
@@ -219,22 +243,44 @@ impl Broker {
     pub async fn until<T>(&mut self, mut wanted: impl FnMut(Event) -> Option<T>) -> T {
         let next = async {
             loop {
-                let event = self.events.message().await.unwrap().expect("watch ended").event.unwrap();
+                let event = self
+                    .events
+                    .message()
+                    .await
+                    .unwrap()
+                    .expect("watch ended")
+                    .event
+                    .unwrap();
                 if let Some(found) = wanted(event) {
                     return found;
                 }
             }
         };
-        tokio::time::timeout(Duration::from_secs(5), next).await.expect("event did not come")
+        tokio::time::timeout(Duration::from_secs(5), next)
+            .await
+            .expect("event did not come")
     }
 
     pub async fn pending(&mut self) -> Sandbox {
-        self.until(|event| if let Event::Pending(sandbox) = event { Some(sandbox) } else { None }).await
+        self.until(|event| {
+            if let Event::Pending(sandbox) = event {
+                Some(sandbox)
+            } else {
+                None
+            }
+        })
+        .await
     }
 
     pub async fn gone(&mut self) -> (String, u64) {
-        self.until(|event| if let Event::Gone(gone) = event { Some((gone.reason, gone.generation)) } else { None })
-            .await
+        self.until(|event| {
+            if let Event::Gone(gone) = event {
+                Some((gone.reason, gone.generation))
+            } else {
+                None
+            }
+        })
+        .await
     }
 
     pub async fn snapshot(&mut self) -> Vec<Sandbox> {
@@ -262,10 +308,15 @@ impl Broker {
     }
 
     pub async fn admit(&mut self, sandbox: &Sandbox, mode: Mode) -> CompleteResponse {
-        self.complete(sandbox, complete_request::Verdict::Admit(mode.into())).await
+        self.complete(sandbox, complete_request::Verdict::Admit(mode.into()))
+            .await
     }
 
-    pub async fn complete(&mut self, sandbox: &Sandbox, verdict: complete_request::Verdict) -> CompleteResponse {
+    pub async fn complete(
+        &mut self,
+        sandbox: &Sandbox,
+        verdict: complete_request::Verdict,
+    ) -> CompleteResponse {
         let request = CompleteRequest {
             attachment: sandbox.attachment.clone(),
             generation: sandbox.generation,
