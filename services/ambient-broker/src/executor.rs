@@ -205,14 +205,14 @@ impl Executor {
     /// Makes a sandbox's namespace match `desired`.
     pub async fn program(&self, id: &SandboxId, pod: &PodUid, desired: &Desired) -> Result<(), Refused> {
         let stage = "program rules";
-        let mut client = self.client(stage).map_err(Refused::Failed)?;
+        let mut client = self.client(stage).map_err(Refused::Lost)?;
         let request = ProgramRequest {
             attachment: Some((&id.attachment).into()),
             generation: id.generation,
             pod_uid: pod.to_string(),
             desired: Some(desired.into()),
         };
-        let response = call(stage, CALL, client.program(request)).await.map_err(Refused::Failed)?;
+        let response = call(stage, CALL, client.program(request)).await.map_err(Refused::Lost)?;
         match response.outcome {
             Some(program_response::Outcome::Programmed(_)) => Ok(()),
             Some(program_response::Outcome::TooLate(_)) => Err(Refused::TooLate),
@@ -224,7 +224,7 @@ impl Executor {
     /// Ends a pending ADD.
     pub async fn complete(&self, id: &SandboxId, verdict: &Verdict) -> Result<(), Refused> {
         let stage = "complete";
-        let mut client = self.client(stage).map_err(Refused::Failed)?;
+        let mut client = self.client(stage).map_err(Refused::Lost)?;
         let verdict = match verdict {
             Verdict::Pass => complete_request::Verdict::Admit(types::Mode::None.into()),
             Verdict::Ambient => complete_request::Verdict::Admit(types::Mode::Ambient.into()),
@@ -235,7 +235,7 @@ impl Executor {
             generation: id.generation,
             verdict: Some(verdict),
         };
-        let response = call(stage, CALL, client.complete(request)).await.map_err(Refused::Failed)?;
+        let response = call(stage, CALL, client.complete(request)).await.map_err(Refused::Lost)?;
         match response.outcome {
             Some(complete_response::Outcome::Accepted(_)) => Ok(()),
             Some(complete_response::Outcome::TooLate(_)) => Err(Refused::TooLate),

@@ -88,8 +88,12 @@ impl World {
         self.emit(Effect::Lookup(reference));
     }
 
-    /// Starts the refusal of an ADD: first everything is taken back.
+    /// Starts the refusal of an ADD, unless its verdict is on its way: first everything is taken back.
     pub(super) fn refuse(&mut self, pod: &mut Pod, failure: Failure) {
+        let open = |add: &mut super::pod::Add| add.completing.is_none() && add.refusing.is_none();
+        if !pod.pending_add().is_some_and(open) {
+            return;
+        }
         let until = self.now + self.settings.unwind;
         self.log(pod, super::event::Level::Warn, "pod refused", failure.to_string());
         pod.problem = Some((reason(&failure), failure.clone()));

@@ -143,7 +143,8 @@ impl World {
         let Some(current) = pod.current.as_mut() else {
             return;
         };
-        if current.rules == *desired || current.programming.is_some() || !current.sandbox.reachable {
+        let right = current.rules == *desired;
+        if right || current.programming.is_some() || !current.sandbox.reachable || !pod.backoff.ready(now) {
             return;
         }
         current.programming = Some((desired.clone(), now));
@@ -248,9 +249,7 @@ impl World {
     pub(super) fn unwind(&mut self, pod: &mut Pod) -> bool {
         let withdrawn = self.withdraw(pod);
         self.drop_probes(pod);
-        if pod.backoff.ready(self.now) {
-            self.program(pod, &Desired::None);
-        }
+        self.program(pod, &Desired::None);
         withdrawn && pod.current.as_ref().is_none_or(Current::is_clean)
     }
 

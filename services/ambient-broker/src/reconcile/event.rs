@@ -60,8 +60,10 @@ pub struct Sandbox {
 pub enum Refused {
     /// The sandbox was deleted, replaced or timed out: whatever was done for it has to be taken back.
     TooLate,
-    /// It failed, or the executor went away.
+    /// The executor says that it failed. A failed completion ends the ADD.
     Failed(Failure),
+    /// No answer: nobody knows what was done.
+    Lost(Failure),
 }
 
 /// A fact.

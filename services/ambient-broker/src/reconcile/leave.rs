@@ -30,9 +30,7 @@ impl World {
             }
             Desired::Ambient(options) => {
                 self.offer_to_snapshot(pod);
-                if pod.backoff.ready(self.now) {
-                    self.program(pod, &Desired::Draining(options));
-                }
+                self.program(pod, &Desired::Draining(options));
             }
             Desired::Draining(_) => self.drain(pod),
         }

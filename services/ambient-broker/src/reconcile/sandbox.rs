@@ -190,6 +190,11 @@ impl World {
                 if sandbox.reachable && !current.sandbox.reachable {
                     current.fetch.reset();
                 }
+                // The executor has answered the runtime without us; the sandbox lives on.
+                if !pending && current.add.as_ref().is_some_and(|add| add.completing.is_none()) {
+                    current.add = None;
+                    current.undo = !current.is_clean();
+                }
                 current.sandbox = sandbox;
             }
             Some(current) if current.sandbox.id.attachment == sandbox.id.attachment => {
@@ -347,6 +352,8 @@ impl World {
                 Some(add) if add.refusing.is_none() => self.refuse(pod, failure),
                 _ => self.failed(pod, reason(&failure), failure),
             },
+            // An ADD goes on within its deadline.
+            Err(Refused::Lost(failure)) => self.failed(pod, reason(&failure), failure),
         }
     }
 
@@ -424,13 +431,14 @@ impl World {
                 self.total(pod, now - since);
             }
             (_, Err(Refused::TooLate)) => self.too_late(pod),
-            (Completing::Ambient, Err(Refused::Failed(failure))) => {
-                add.completing = None;
+            (_, Err(Refused::Failed(failure))) => {
+                self.log(pod, super::event::Level::Warn, "pod refused", failure.to_string());
+                pod.problem = Some((reason(&failure), failure));
                 pod.probes = pod.addresses();
-                self.refuse(pod, failure);
+                self.too_late(pod);
             }
-            // The executor went away: its new life lists the sandbox again, or not.
-            (Completing::Pass, Err(Refused::Failed(_))) => current.add = None,
+            // The runtime may have been answered or not; if not, the ADD is announced again.
+            (_, Err(Refused::Lost(_))) => current.add = None,
         }
     }
 

@@ -119,7 +119,7 @@ impl World {
             explain(error),
         );
         if pod.pending_add().is_some() {
-            self.refuse_open(pod, failure);
+            self.refuse(pod, failure);
             return;
         }
         let pace = self.settings.nack_retry;
@@ -146,7 +146,7 @@ impl World {
             cause,
         );
         if pod.pending_add().is_some() {
-            self.refuse_open(pod, failure);
+            self.refuse(pod, failure);
             return;
         }
         // Out of the next snapshot, or it would hang at the same place.
@@ -155,16 +155,6 @@ impl World {
         self.failed_for(pod, "proxy-timeout", failure, EXPIRED_FIRST, longest);
         if let Some(current) = pod.current.as_mut() {
             current.undo = !current.established;
-        }
-    }
-
-    /// Refuses an ADD unless its verdict is already on its way.
-    fn refuse_open(&mut self, pod: &mut Pod, failure: Failure) {
-        let open = pod
-            .pending_add()
-            .is_some_and(|add| add.completing.is_none() && add.refusing.is_none());
-        if open {
-            self.refuse(pod, failure);
         }
     }
 }
