@@ -67,7 +67,10 @@ pub struct Config {
 impl From<&Arguments> for Config {
     fn from(arguments: &Arguments) -> Self {
         let run = RunDir::new(&arguments.run_dir);
-        let state = arguments.state_dir.clone().unwrap_or_else(|| arguments.run_dir.join("state"));
+        let state = arguments
+            .state_dir
+            .clone()
+            .unwrap_or_else(|| arguments.run_dir.join("state"));
         Self {
             peers: Peers {
                 plugin: PeerPolicy::uids(arguments.plugin_uids.clone()),

@@ -281,4 +281,3 @@ fn is_netns(descriptor: &OwnedFd) -> Result<bool, DescriptorRefusal> {
     let kind = sys::namespace_type(descriptor).map_err(call("ioctl(NS_GET_NSTYPE)"))?;
     Ok(kind == libc::CLONE_NEWNET)
 }
-

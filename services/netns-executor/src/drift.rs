@@ -33,7 +33,7 @@ pub async fn watch_pods(node: Arc<Node>) {
             .all()
             .into_iter()
             .filter(|handle| handle.reachable && !handle.ending && handle.slot.is_watched())
-            .partition(|handle| handle.generation.wrapping_add(pass) % turns == 0);
+            .partition(|handle| handle.generation.wrapping_add(pass).is_multiple_of(turns));
         for handle in full {
             handle.send(Message::Examine);
         }
@@ -46,7 +46,12 @@ pub async fn watch_pods(node: Arc<Node>) {
 /// Those of `handles` whose generation id is not what it was, or cannot be read.
 async fn moved(handles: Vec<Handle>) -> Vec<Handle> {
     let looked = pool::run("compare generation ids", move || {
-        let moved = |handle: &Handle| handle.slot.with("read generation id", |netns| netns.moved()).unwrap_or(true);
+        let moved = |handle: &Handle| {
+            handle
+                .slot
+                .with("read generation id", |netns| netns.moved())
+                .unwrap_or(true)
+        };
         Ok(handles.into_iter().filter(moved).collect())
     });
     looked.await.unwrap_or_default()
@@ -62,7 +67,7 @@ pub async fn watch_host(node: Arc<Node>) {
     loop {
         interval.tick().await;
         pass += 1;
-        match node.probes.examine(pass % turns == 0).await {
+        match node.probes.examine(pass.is_multiple_of(turns)).await {
             Ok(mended) if mended.is_empty() => failing = false,
             Ok(mended) => {
                 failing = false;
@@ -81,7 +86,7 @@ pub async fn watch_host(node: Arc<Node>) {
 pub fn tell_host_repaired(node: &Node, differences: Vec<String>) {
     tracing::warn!(target: "audit", ?differences, "host rules repaired");
     node.metrics.repaired_host();
-    node.hub.tell(Event::Repaired(Repaired {
+    node.hub.tell(&Event::Repaired(Repaired {
         attachment: None,
         differences,
     }));
@@ -105,7 +110,10 @@ pub async fn watch_interfaces(node: Arc<Node>) {
         let looked = pool::run("poll interfaces", move || {
             let gone = |handle: &Handle| {
                 let name = &handle.attachment.ifname;
-                handle.slot.with("look for interface", |netns| netns.has_interface(name)).is_ok_and(|there| !there)
+                handle
+                    .slot
+                    .with("look for interface", |netns| netns.has_interface(name))
+                    .is_ok_and(|there| !there)
             };
             Ok(polled.into_iter().filter(gone).collect::<Vec<_>>())
         });

@@ -63,7 +63,14 @@ impl Hub {
         let mut snapshot: Vec<_> = state.views.values().cloned().map(Event::Present).collect();
         snapshot.push(Event::SnapshotDone(SnapshotDone {}));
         // Whoever waits in an ADD is announced again, after the snapshot.
-        snapshot.extend(state.views.values().filter(|view| view.pending).cloned().map(Event::Pending));
+        snapshot.extend(
+            state
+                .views
+                .values()
+                .filter(|view| view.pending)
+                .cloned()
+                .map(Event::Pending),
+        );
         state.watchers.push(Watcher {
             queue,
             overflowed: Arc::clone(&overflowed),
@@ -110,17 +117,21 @@ impl Hub {
     }
 
     /// Removes the view of a sandbox's generation and tells every watcher.
-    pub fn gone(&self, attachment: &Attachment, generation: u64, event: Event) {
+    pub fn gone(&self, attachment: &Attachment, generation: u64, event: &Event) {
         let mut state = self.lock();
-        if state.views.get(attachment).is_some_and(|view| view.generation == generation) {
+        if state
+            .views
+            .get(attachment)
+            .is_some_and(|view| view.generation == generation)
+        {
             state.views.remove(attachment);
         }
-        state.send(&event);
+        state.send(event);
     }
 
     /// Tells every watcher something that changes no view.
-    pub fn tell(&self, event: Event) {
-        self.lock().send(&event);
+    pub fn tell(&self, event: &Event) {
+        self.lock().send(event);
     }
 
     /// Sends heartbeats for ever.
@@ -128,7 +139,7 @@ impl Hub {
         let mut interval = tokio::time::interval(HEARTBEAT / 2);
         loop {
             interval.tick().await;
-            self.tell(Event::Heartbeat(Heartbeat {}));
+            self.tell(&Event::Heartbeat(Heartbeat {}));
         }
     }
 }
@@ -231,7 +242,7 @@ mod tests {
         let hub = Arc::new(Hub::default());
         let mut watcher = hub.subscribe();
         for _ in 0..=QUEUE {
-            hub.tell(Event::Heartbeat(Heartbeat {}));
+            hub.tell(&Event::Heartbeat(Heartbeat {}));
         }
         let mut last = None;
         while let Some(item) = watcher.next().await {

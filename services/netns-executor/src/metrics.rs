@@ -65,7 +65,10 @@ impl Metrics {
     /// A stage of an ADD took this long.
     pub fn observe(&self, stage: Stage, took: Duration) {
         let seconds = took.as_secs_f64();
-        let bucket = BOUNDS.iter().position(|bound| seconds <= *bound).unwrap_or(BOUNDS.len());
+        let bucket = BOUNDS
+            .iter()
+            .position(|bound| seconds <= *bound)
+            .unwrap_or(BOUNDS.len());
         let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
         let histogram = stages.entry(stage).or_default();
         histogram.counts[bucket] += 1;
@@ -140,7 +143,7 @@ mod tests {
     fn buckets_are_cumulative_and_end_with_all() {
         let metrics = Metrics::default();
         metrics.observe(Stage::Rules, Duration::from_micros(600));
-        metrics.observe(Stage::Rules, Duration::from_secs(60));
+        metrics.observe(Stage::Rules, Duration::from_mins(1));
         metrics.refused_descriptor("host-netns");
         let mut status = executor::NodeStatusResponse::default();
         metrics.report(&mut status);

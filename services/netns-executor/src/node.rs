@@ -67,7 +67,9 @@ pub struct Node {
 
 impl std::fmt::Debug for Node {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Node").field("settings", &self.settings).finish_non_exhaustive()
+        f.debug_struct("Node")
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
     }
 }
 

@@ -83,7 +83,9 @@ impl OpenerClient {
 
     /// Whether one is connected. While a request runs, it is.
     pub fn is_connected(&self) -> bool {
-        self.connection.try_lock().map_or(true, |connection| connection.is_some())
+        self.connection
+            .try_lock()
+            .map_or(true, |connection| connection.is_some())
     }
 
     /// Asks; returns the answer and the descriptors that came with it.
@@ -120,13 +122,17 @@ impl OpenerClient {
         request: &OpenerRequest,
         descriptor: Option<BorrowedFd<'_>>,
     ) -> Result<Vec<OwnedFd>, OpenerError> {
-        self.ask(request, descriptor).await.map(|(_, descriptors)| descriptors)
+        self.ask(request, descriptor)
+            .await
+            .map(|(_, descriptors)| descriptors)
     }
 
     /// Forgets a connection that has ended, which nothing else would notice between requests. True: it did.
     pub async fn forget_if_hung_up(&self) -> bool {
         let mut held = self.connection.lock().await;
-        let hung_up = held.as_ref().is_some_and(|connection| hung_up(connection.as_fd()));
+        let hung_up = held
+            .as_ref()
+            .is_some_and(|connection| hung_up(connection.as_fd()));
         if hung_up {
             *held = None;
         }

@@ -107,7 +107,9 @@ impl ProbeSet {
 
     /// Puts a pod's addresses into the sets; an entry of another owner is replaced.
     pub async fn add(&self, addresses: Vec<IpAddr>, owner: PodUid) -> Result<(), Failure> {
-        self.with(move |inner| inner.add(&addresses, &owner)).await.map(drop)
+        self.with(move |inner| inner.add(&addresses, &owner))
+            .await
+            .map(drop)
     }
 
     /// Takes a pod's addresses out, as far as they are its own.
@@ -122,7 +124,8 @@ impl ProbeSet {
         unwanted: Vec<(IpAddr, PodUid)>,
         prune: bool,
     ) -> Result<Synced, Failure> {
-        self.with(move |inner| inner.sync(&wanted, &unwanted, prune)).await
+        self.with(move |inner| inner.sync(&wanted, &unwanted, prune))
+            .await
     }
 
     /// Which of a pod's addresses are missing, in the kernel or by owner.
@@ -265,7 +268,12 @@ impl Inner {
             for (address, owner) in surplus {
                 synced.removed += self.remove(&[address], &owner)?;
             }
-            let foreign: Vec<_> = self.host()?.members()?.into_iter().filter(|a| !keep.contains(a)).collect();
+            let foreign: Vec<_> = self
+                .host()?
+                .members()?
+                .into_iter()
+                .filter(|a| !keep.contains(a))
+                .collect();
             synced.removed += u32::try_from(foreign.len()).unwrap_or(u32::MAX);
             self.host()?.remove(&foreign)?;
         }

@@ -222,7 +222,11 @@ pub struct HostOptions {
 impl Default for HostOptions {
     fn default() -> Self {
         let options = AmbientOptions::default();
-        Self { ipv6: options.ipv6, probe_ipv4: options.probe_ipv4, probe_ipv6: options.probe_ipv6 }
+        Self {
+            ipv6: options.ipv6,
+            probe_ipv4: options.probe_ipv4,
+            probe_ipv6: options.probe_ipv6,
+        }
     }
 }
 
@@ -234,7 +238,11 @@ impl RuleSet {
             Desired::Ambient(options) => build::ambient(options),
             Desired::Draining(options) => build::draining(options),
         };
-        Self { table: POD_TABLE, sets: Vec::new(), chains }
+        Self {
+            table: POD_TABLE,
+            sets: Vec::new(),
+            chains,
+        }
     }
 
     /// What the host's namespace should hold: packets of local processes to an enrolled pod get the probe address as
@@ -276,9 +284,13 @@ impl PolicyRouting {
     pub fn for_desired(desired: &Desired) -> Option<Self> {
         match desired {
             Desired::None => None,
-            Desired::Ambient(options) | Desired::Draining(options) => {
-                Some(Self { families: if options.ipv6 { &[Family::V4, Family::V6] } else { &[Family::V4] } })
-            }
+            Desired::Ambient(options) | Desired::Draining(options) => Some(Self {
+                families: if options.ipv6 {
+                    &[Family::V4, Family::V6]
+                } else {
+                    &[Family::V4]
+                },
+            }),
         }
     }
 }
@@ -299,7 +311,6 @@ impl fmt::Display for Fingerprint {
         write!(f, "{:016x}", self.0)
     }
 }
-
 
 #[cfg(test)]
 mod tests;

@@ -14,7 +14,7 @@ use crate::node::Node;
 use crate::pool::{self, COMPONENT, Watchdog};
 
 /// How often the scratch namespace is made.
-pub const INTERVAL: Duration = Duration::from_secs(60);
+pub const INTERVAL: Duration = Duration::from_mins(1);
 const LOOK: Duration = Duration::from_secs(1);
 const STAGE: &str = "self-test";
 
@@ -43,7 +43,10 @@ pub async fn run(node: Arc<Node>) {
     loop {
         look.tick().await;
         let stuck = watchdog.stuck();
-        set(&STUCK, stuck.map(|busy| format!("a kernel call has been running for {} s", busy.as_secs())));
+        set(
+            &STUCK,
+            stuck.map(|busy| format!("a kernel call has been running for {} s", busy.as_secs())),
+        );
         since_test += LOOK;
         if since_test >= INTERVAL && node.opener.is_connected() && stuck.is_none() {
             since_test = Duration::ZERO;
@@ -66,10 +69,14 @@ async fn scratch(node: &Arc<Node>) -> Result<(), Failure> {
             return Ok(());
         }
     };
-    let opened = node
-        .kernel
-        .open(descriptors)
-        .map_err(|refusal| Failure::new(ErrorCode::DescriptorRefused, COMPONENT, STAGE, refusal.to_string()))?;
+    let opened = node.kernel.open(descriptors).map_err(|refusal| {
+        Failure::new(
+            ErrorCode::DescriptorRefused,
+            COMPONENT,
+            STAGE,
+            refusal.to_string(),
+        )
+    })?;
     let reaper = node.reaper.clone();
     pool::run(STAGE, move || {
         let mut opened = opened;

@@ -70,7 +70,13 @@ impl Sockets {
 
 /// Serves until `stop` is cancelled.
 pub async fn serve(node: Arc<Node>, sockets: Sockets, stop: CancellationToken) {
-    let Sockets { cni, executor, descriptor, opener, peers } = sockets;
+    let Sockets {
+        cni,
+        executor,
+        descriptor,
+        opener,
+        peers,
+    } = sockets;
     let background: [std::pin::Pin<Box<dyn Future<Output = ()> + Send>>; 8] = [
         Box::pin(Arc::clone(&node.hub).beat()),
         Box::pin(drift::watch_pods(Arc::clone(&node))),
@@ -78,19 +84,25 @@ pub async fn serve(node: Arc<Node>, sockets: Sockets, stop: CancellationToken) {
         Box::pin(drift::watch_interfaces(Arc::clone(&node))),
         Box::pin(recovery::run(Arc::clone(&node))),
         Box::pin(self_test::run(Arc::clone(&node))),
-        Box::pin(descriptor::serve(Arc::clone(&node), descriptor, peers.broker.clone())),
+        Box::pin(descriptor::serve(
+            Arc::clone(&node),
+            descriptor,
+            peers.broker.clone(),
+        )),
         Box::pin(opener::serve(Arc::clone(&node), opener, peers.opener.clone())),
     ];
     let background: Vec<_> = background.into_iter().map(tokio::spawn).collect();
     let plugins = listen::incoming(Arc::clone(&node), cni, peers.plugin.clone(), "cni");
     let brokers = listen::incoming(Arc::clone(&node), executor, peers.broker.clone(), "executor");
-    let cni_service = CniServiceServer::new(cni::Cni::new(Arc::clone(&node)))
-        .max_decoding_message_size(MAX_CNI_MESSAGE);
+    let cni_service =
+        CniServiceServer::new(cni::Cni::new(Arc::clone(&node))).max_decoding_message_size(MAX_CNI_MESSAGE);
     let executor_service = NetnsExecutorServer::new(executor::Executor::new(Arc::clone(&node)))
         .max_decoding_message_size(MAX_EXECUTOR_MESSAGE);
     let stopped = || stop.clone().cancelled_owned();
     let outcome = tokio::join!(
-        grpc().add_service(cni_service).serve_with_incoming_shutdown(plugins, stopped()),
+        grpc()
+            .add_service(cni_service)
+            .serve_with_incoming_shutdown(plugins, stopped()),
         // The broker's watch never ends by itself, so nobody waits for it.
         async {
             tokio::select! {

@@ -33,7 +33,11 @@ pub fn make_directories(config: &Config) -> anyhow::Result<()> {
         (run.cni_socket().parent(), 0o700, None),
         (Some(run.tombstones().as_path()), 0o700, None),
         (run.opener_socket().parent(), 0o700, None),
-        (run.executor_socket().parent(), 0o2750, Some(config.peers.broker_gid)),
+        (
+            run.executor_socket().parent(),
+            0o2750,
+            Some(config.peers.broker_gid),
+        ),
     ] {
         let directory = directory.context("socket without a directory")?;
         make_directory(directory, mode, group)
@@ -63,7 +67,7 @@ fn runtime() -> anyhow::Result<Runtime> {
     Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(pool::THREADS)
-        .thread_keep_alive(Duration::from_secs(3600))
+        .thread_keep_alive(Duration::from_hours(1))
         .thread_stack_size(512 * 1024)
         .build()
         .context("cannot build the runtime")
@@ -91,7 +95,9 @@ pub fn healthcheck(run: &RunDir) -> anyhow::Result<()> {
         let ask = async {
             let stream = tokio::net::UnixStream::from_std(stream)?;
             let channel = UdsChannel::handshake(stream).await?;
-            CniServiceClient::with_origin(channel, origin()).status(StatusRequest {}).await?;
+            CniServiceClient::with_origin(channel, origin())
+                .status(StatusRequest {})
+                .await?;
             Ok(())
         };
         tokio::time::timeout(HEALTH_DEADLINE, ask)

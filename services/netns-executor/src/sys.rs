@@ -1,5 +1,8 @@
 //! The few socket calls that no crate of ours wraps.
-#![expect(unsafe_code, reason = "SIOCGSKNS, NS_GET_NSTYPE and three socket options have no safe wrapper")]
+#![expect(
+    unsafe_code,
+    reason = "SIOCGSKNS, NS_GET_NSTYPE and three socket options have no safe wrapper"
+)]
 
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -13,11 +16,12 @@ const SIOCGSKNS: libc::c_ulong = 0x894C;
 /// `NS_GET_NSTYPE` (linux/nsfs.h): `_IO(0xb7, 3)`.
 const NS_GET_NSTYPE: libc::c_ulong = 0xb703;
 
-fn socket_option<T: Copy>(
-    socket: impl AsFd,
-    level: libc::c_int,
-    option: libc::c_int,
-) -> Result<T, Errno> {
+/// `AF_NETLINK` (bits/socket.h) in the width of an address family.
+const AF_NETLINK: libc::sa_family_t = 16;
+/// `RTMGRP_LINK` (linux/rtnetlink.h).
+const RTMGRP_LINK: u32 = 1;
+
+fn socket_option<T: Copy>(socket: impl AsFd, level: libc::c_int, option: libc::c_int) -> Result<T, Errno> {
     let mut value = MaybeUninit::<T>::zeroed();
     let mut length = libc::socklen_t::try_from(size_of::<T>()).map_err(|_| Errno::EINVAL)?;
     // SAFETY: the descriptor is open for the call, and the kernel writes at most `length` bytes to `value`.
@@ -75,8 +79,8 @@ pub(crate) fn subscribe_to_links(socket: impl AsFd) -> Result<(), Errno> {
     // SAFETY: `address` is zeroed, which is a valid sockaddr_nl, and outlives the call.
     let result = unsafe {
         let raw = address.assume_init_mut();
-        raw.nl_family = libc::AF_NETLINK as libc::sa_family_t;
-        raw.nl_groups = libc::RTMGRP_LINK as u32;
+        raw.nl_family = AF_NETLINK;
+        raw.nl_groups = RTMGRP_LINK;
         libc::bind(socket.as_raw_fd(), address.as_ptr().cast(), length)
     };
     Errno::result(result)?;

@@ -117,7 +117,10 @@ impl Table {
         if path == self.path_of(&record.attachment) {
             return Ok(record);
         }
-        Err(format!("it is about {}, which has another file", record.attachment))
+        Err(format!(
+            "it is about {}, which has another file",
+            record.attachment
+        ))
     }
 
     fn path_of(&self, attachment: &Attachment) -> PathBuf {

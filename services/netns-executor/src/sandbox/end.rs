@@ -58,7 +58,7 @@ impl Task {
         };
         self.node
             .hub
-            .gone(&record.attachment, record.generation, Event::Gone(gone));
+            .gone(&record.attachment, record.generation, &Event::Gone(gone));
         let answer = answer.unwrap_or_else(|| {
             let cause = format!("the sandbox was removed meanwhile: {}", reason.as_str());
             Answer::Refused(Failure::new(

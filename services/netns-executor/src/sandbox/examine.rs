@@ -55,7 +55,7 @@ impl Task {
                     ?differences, "drift repaired");
                 self.node.metrics.repaired_pod();
                 self.broken = None;
-                self.node.hub.tell(Event::Repaired(Repaired {
+                self.node.hub.tell(&Event::Repaired(Repaired {
                     attachment: Some((&self.record.attachment).into()),
                     differences,
                 }));

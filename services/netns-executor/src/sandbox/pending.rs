@@ -76,19 +76,10 @@ impl Task {
         add.waits_for("the broker's decision");
         self.node.metrics.observe(Stage::Netns, now - add.started);
         if let Err(failure) = self.save() {
-            return self.refuse(failure);
+            return refuse(failure);
         }
         self.publish(Event::Pending);
         Flow::Continue(())
-    }
-
-    /// Ends the sandbox; who waits is told why once everything is undone.
-    pub(super) fn refuse(&self, failure: Failure) -> Flow {
-        Flow::Break(End {
-            reason: Reason::Cancelled,
-            answer: Some(Answer::Refused(failure)),
-            completed: None,
-        })
     }
 
     /// An identical ADD came.
@@ -158,7 +149,7 @@ impl Task {
                 add.stage.0,
                 (now - add.stage.1).as_secs_f32(),
             );
-            return self.refuse(Failure::new(
+            return refuse(Failure::new(
                 ErrorCode::BrokerTimeout,
                 COMPONENT,
                 "wait for broker",
@@ -175,13 +166,13 @@ impl Task {
     async fn without_broker(&mut self, waited: Duration) -> Flow {
         if self.record.programmed.is_some() {
             if let Err(failure) = self.apply(Desired::None).await {
-                return self.refuse(failure);
+                return refuse(failure);
             }
             self.record.programmed = None;
         }
         self.record.pending = false;
         if let Err(failure) = self.save() {
-            return self.refuse(failure);
+            return refuse(failure);
         }
         self.answer(&Answer::NoBroker(waited));
         self.note();
@@ -199,6 +190,15 @@ impl Task {
             }
         }
     }
+}
+
+/// Ends the sandbox; who waits is told why once everything is undone.
+fn refuse(failure: Failure) -> Flow {
+    Flow::Break(End {
+        reason: Reason::Cancelled,
+        answer: Some(Answer::Refused(failure)),
+        completed: None,
+    })
 }
 
 /// In which mode a pod runs.

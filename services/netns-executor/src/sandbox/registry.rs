@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Message, Reason, Slot};
 
 /// A DEL is remembered for this long.
-pub const TOMBSTONE: Duration = Duration::from_secs(60);
+pub const TOMBSTONE: Duration = Duration::from_mins(1);
 /// Whoever waits for a sandbox's end waits at most this long.
 pub const END_DEADLINE: Duration = Duration::from_secs(1);
 

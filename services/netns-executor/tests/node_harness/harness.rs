@@ -31,17 +31,30 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 
-pub struct Executor {
-    pub run: RunDir,
-    pub settings: Settings,
+/// How clients reach an executor.
+#[derive(Clone)]
+pub(crate) struct Dial {
+    pub(crate) run: RunDir,
+}
+
+impl std::ops::Deref for Executor {
+    type Target = Dial;
+    fn deref(&self) -> &Dial {
+        &self.dial
+    }
+}
+
+pub(crate) struct Executor {
+    dial: Dial,
+    pub(crate) settings: Settings,
     kernel: Arc<dyn Kernel>,
     stop: CancellationToken,
     serving: Option<JoinHandle<()>>,
-    pub node: Arc<Node>,
+    pub(crate) node: Arc<Node>,
     directory: tempfile::TempDir,
 }
 
-pub fn settings(run: &RunDir) -> Settings {
+pub(crate) fn settings(run: &RunDir) -> Settings {
     Settings {
         state: run.root().join("state"),
         tombstones: run.tombstones(),
@@ -57,7 +70,7 @@ pub fn settings(run: &RunDir) -> Settings {
 }
 
 impl Executor {
-    pub async fn start(kernel: Arc<dyn Kernel>) -> Self {
+    pub(crate) async fn start(kernel: Arc<dyn Kernel>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let run = RunDir::new(directory.path());
         for socket in [
@@ -86,8 +99,7 @@ impl Executor {
         let sockets = Sockets::bind(&run, peers).unwrap();
         let stop = CancellationToken::new();
         let serving = tokio::spawn(serve(Arc::clone(&node), sockets, stop.clone()));
-        Self {
-            run,
+        Self { dial: Dial { run },
             settings,
             kernel,
             stop,
@@ -98,13 +110,23 @@ impl Executor {
     }
 
     /// Ends the servers as a SIGTERM would, and starts again on the same directories.
-    pub async fn restart(mut self) -> Self {
+    pub(crate) async fn restart(mut self) -> Self {
         self.stop.cancel();
         self.serving.take().unwrap().await.unwrap();
-        Self::start_in(self.kernel, self.directory, self.run).await
+        Self::start_in(self.kernel, self.directory, self.dial.run).await
     }
+}
 
-    pub async fn broker(&self) -> Broker {
+impl Executor {
+    pub(crate) fn sandbox_files(&self) -> usize {
+        std::fs::read_dir(self.settings.state.join("sandboxes"))
+            .unwrap()
+            .count()
+    }
+}
+
+impl Dial {
+    pub(crate) async fn broker(&self) -> Broker {
         let stream = tokio::net::UnixStream::connect(self.run.executor_socket())
             .await
             .unwrap();
@@ -117,7 +139,7 @@ impl Executor {
         Broker { client, events }
     }
 
-    pub async fn plugin(&self, descriptors: Vec<OwnedFd>) -> CniServiceClient<UdsChannel> {
+    pub(crate) async fn plugin(&self, descriptors: Vec<OwnedFd>) -> CniServiceClient<UdsChannel> {
         let path = self.run.cni_socket();
         let stream = tokio::task::spawn_blocking(move || {
             let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
@@ -131,21 +153,21 @@ impl Executor {
     }
 
     /// Runs an ADD in a task of its own.
-    pub fn add(self: &Arc<Self>, pod: &Pod) -> JoinHandle<add_response::Outcome> {
-        let (executor, request, descriptors) = (Arc::clone(self), pod.request(), pod.descriptors());
+    pub(crate) fn add(&self, pod: &Pod) -> JoinHandle<add_response::Outcome> {
+        let (executor, request, descriptors) = (self.clone(), pod.request(), pod.descriptors());
         tokio::spawn(async move {
             let mut plugin = executor.plugin(descriptors).await;
             plugin.add(request).await.unwrap().into_inner().outcome.unwrap()
         })
     }
 
-    pub async fn del(&self, pod: &Pod) {
+    pub(crate) async fn del(&self, pod: &Pod) {
         let attachment = Some(pod.attachment());
         let request = sluice_proto::pb::cni::DelRequest { attachment };
         self.plugin(Vec::new()).await.del(request).await.unwrap();
     }
 
-    pub async fn fetch(&self, sandbox: &Sandbox) -> (DescriptorReply, Vec<OwnedFd>) {
+    pub(crate) async fn fetch(&self, sandbox: &Sandbox) -> (DescriptorReply, Vec<OwnedFd>) {
         let connection = SeqpacketConnection::connect(&self.run.descriptor_socket()).unwrap();
         let of = DescriptorOf {
             attachment: sandbox.attachment.clone(),
@@ -161,27 +183,21 @@ impl Executor {
             received.descriptors,
         )
     }
-
-    pub fn sandbox_files(&self) -> usize {
-        std::fs::read_dir(self.settings.state.join("sandboxes"))
-            .unwrap()
-            .count()
-    }
 }
 
 /// What a test says about a pod. Its namespace is an ordinary file unless `descriptors` are given.
 #[derive(Clone)]
-pub struct Pod {
-    pub container: String,
-    pub ifname: String,
-    pub uid: String,
-    pub address: String,
-    pub path: PathBuf,
-    pub handed_over: Option<Arc<Vec<OwnedFd>>>,
+pub(crate) struct Pod {
+    pub(crate) container: String,
+    pub(crate) ifname: String,
+    pub(crate) uid: String,
+    pub(crate) address: String,
+    pub(crate) path: PathBuf,
+    pub(crate) handed_over: Option<Arc<Vec<OwnedFd>>>,
 }
 
 impl Pod {
-    pub fn new(executor: &Executor, container: &str, uid: &str) -> Self {
+    pub(crate) fn new(executor: &Dial, container: &str, uid: &str) -> Self {
         let path = executor.run.root().join(format!("netns-{container}"));
         std::fs::write(&path, "").unwrap();
         Self {
@@ -194,19 +210,19 @@ impl Pod {
         }
     }
 
-    pub fn inode(&self) -> u64 {
+    pub(crate) fn inode(&self) -> u64 {
         use std::os::unix::fs::MetadataExt;
         std::fs::metadata(&self.path).unwrap().ino()
     }
 
-    pub fn descriptors(&self) -> Vec<OwnedFd> {
+    pub(crate) fn descriptors(&self) -> Vec<OwnedFd> {
         match &self.handed_over {
             Some(descriptors) => descriptors.iter().map(|d| d.try_clone().unwrap()).collect(),
             None => vec![File::open(&self.path).unwrap().into()],
         }
     }
 
-    pub fn attachment(&self) -> types::Attachment {
+    pub(crate) fn attachment(&self) -> types::Attachment {
         types::Attachment {
             network_name: "net".into(),
             container_id: self.container.clone(),
@@ -214,7 +230,7 @@ impl Pod {
         }
     }
 
-    pub fn request(&self) -> AddRequest {
+    pub(crate) fn request(&self) -> AddRequest {
         AddRequest {
             attachment: Some(self.attachment()),
             pod: Some(types::PodRef {
@@ -229,18 +245,18 @@ impl Pod {
     }
 }
 
-pub struct Broker {
-    pub client: NetnsExecutorClient<UdsChannel>,
-    pub events: Streaming<SandboxEvent>,
+pub(crate) struct Broker {
+    pub(crate) client: NetnsExecutorClient<UdsChannel>,
+    pub(crate) events: Streaming<SandboxEvent>,
 }
 
-pub fn ambient() -> types::Desired {
+pub(crate) fn ambient() -> types::Desired {
     (&Desired::Ambient(AmbientOptions::default())).into()
 }
 
 impl Broker {
     /// The next event that `wanted` takes; anything else is skipped.
-    pub async fn until<T>(&mut self, mut wanted: impl FnMut(Event) -> Option<T>) -> T {
+    pub(crate) async fn until<T>(&mut self, mut wanted: impl FnMut(Event) -> Option<T>) -> T {
         let next = async {
             loop {
                 let event = self
@@ -261,7 +277,7 @@ impl Broker {
             .expect("event did not come")
     }
 
-    pub async fn pending(&mut self) -> Sandbox {
+    pub(crate) async fn pending(&mut self) -> Sandbox {
         self.until(|event| {
             if let Event::Pending(sandbox) = event {
                 Some(sandbox)
@@ -272,7 +288,7 @@ impl Broker {
         .await
     }
 
-    pub async fn gone(&mut self) -> (String, u64) {
+    pub(crate) async fn gone(&mut self) -> (String, u64) {
         self.until(|event| {
             if let Event::Gone(gone) = event {
                 Some((gone.reason, gone.generation))
@@ -283,7 +299,7 @@ impl Broker {
         .await
     }
 
-    pub async fn snapshot(&mut self) -> Vec<Sandbox> {
+    pub(crate) async fn snapshot(&mut self) -> Vec<Sandbox> {
         let mut sandboxes = Vec::new();
         self.until(|event| match event {
             Event::Present(sandbox) => {
@@ -297,7 +313,7 @@ impl Broker {
         sandboxes
     }
 
-    pub async fn program(&mut self, sandbox: &Sandbox, desired: types::Desired) -> ProgramResponse {
+    pub(crate) async fn program(&mut self, sandbox: &Sandbox, desired: types::Desired) -> ProgramResponse {
         let request = ProgramRequest {
             attachment: sandbox.attachment.clone(),
             generation: sandbox.generation,
@@ -307,12 +323,12 @@ impl Broker {
         self.client.program(request).await.unwrap().into_inner()
     }
 
-    pub async fn admit(&mut self, sandbox: &Sandbox, mode: Mode) -> CompleteResponse {
+    pub(crate) async fn admit(&mut self, sandbox: &Sandbox, mode: Mode) -> CompleteResponse {
         self.complete(sandbox, complete_request::Verdict::Admit(mode.into()))
             .await
     }
 
-    pub async fn complete(
+    pub(crate) async fn complete(
         &mut self,
         sandbox: &Sandbox,
         verdict: complete_request::Verdict,
@@ -326,7 +342,7 @@ impl Broker {
     }
 
     /// Takes one ADD through as an ambient broker does.
-    pub async fn enrol(&mut self) -> Sandbox {
+    pub(crate) async fn enrol(&mut self) -> Sandbox {
         let sandbox = self.pending().await;
         self.program(&sandbox, ambient()).await;
         self.admit(&sandbox, Mode::Ambient).await;
@@ -335,7 +351,7 @@ impl Broker {
 }
 
 /// Waits until `condition` holds.
-pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
+pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(5);
     while !condition() {
         assert!(tokio::time::Instant::now() < deadline, "not within 5 s: {what}");

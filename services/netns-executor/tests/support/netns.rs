@@ -1,6 +1,10 @@
 //! A network namespace for one test: entered by threads that end, gone with its last descriptor.
 #![allow(dead_code, reason = "each test binary uses what it needs")]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends with the first surprise")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test ends with the first surprise"
+)]
 
 use std::fs::File;
 use std::io::Write as _;

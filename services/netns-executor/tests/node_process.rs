@@ -1,0 +1,241 @@
+//! The built executor and opener as processes of a simulated node, with their production privileges. Needs root.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step is a failed test")]
+
+#[path = "node_harness/harness.rs"]
+mod harness;
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use caps::Capability;
+use harness::{Broker, Dial, Pod, ambient, eventually};
+use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
+use sluice_proto::pb::cni::add_response::Outcome;
+use sluice_proto::pb::executor::sandbox_event::Event;
+use sluice_proto::pb::executor::{NodeStatusRequest, PreflightRequest, Sandbox};
+use sluice_proto::pb::types::Mode;
+use sluice_proto::tombstone::Tombstone;
+use sluice_testkit::netns::Netns;
+use sluice_testkit::node::Node;
+use sluice_testkit::process::{Identity, Process, Spawn};
+
+const SOON: Duration = Duration::from_secs(10);
+
+struct Setup {
+    opener: Option<Process>,
+    executor: Option<Process>,
+    dial: Dial,
+    // Last, so that the processes are gone before their namespaces.
+    node: Node,
+}
+
+fn netlink(protocol: SockProtocol) -> OwnedFd {
+    socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol).unwrap()
+}
+
+impl Setup {
+    async fn start() -> Self {
+        let node = Node::new().unwrap();
+        let dial = Dial { run: node.prepare_run_dir().unwrap() };
+        let mut setup = Self { opener: None, executor: None, dial, node };
+        setup.start_executor();
+        setup.start_opener();
+        setup.until_host_is_reachable().await;
+        setup
+    }
+
+    fn start_executor(&mut self) {
+        let command = match std::env::var_os("SLUICE_TEST_STRACE") {
+            Some(log) => Spawn::program("strace", "strace")
+                .arg("-f")
+                .arg("-qq")
+                .arg("-o")
+                .arg(log)
+                .arg(env!("CARGO_BIN_EXE_netns-executor")),
+            None => Spawn::program("netns-executor", env!("CARGO_BIN_EXE_netns-executor")),
+        };
+        let process = command
+            .arg("--run-dir")
+            .arg(self.dial.run.root())
+            .arg("--drift-interval-ms")
+            .arg("200")
+            .arg("--recovery-interval-ms")
+            .arg("200")
+            .place(self.node.place_with(&Netns::new().unwrap()))
+            .identity(Identity::root_with(&[Capability::CAP_NET_ADMIN]))
+            .log(self.node.dir().join("netns-executor.log"))
+            .start()
+            .unwrap();
+        // The socket of an earlier life may still lie there, so ask whether anybody answers.
+        let run = self.dial.run.clone();
+        process
+            .wait_ready(SOON, || std::os::unix::net::UnixStream::connect(run.executor_socket()).is_ok())
+            .unwrap();
+        self.executor = Some(process);
+    }
+
+    fn start_opener(&mut self) {
+        let process = Spawn::program("netns-opener", env!("CARGO_BIN_EXE_netns-opener"))
+            .arg("--run-dir")
+            .arg(self.dial.run.root())
+            .arg("--host-netns")
+            .arg(self.node.netns_path())
+            .arg("--netns-dir")
+            .arg(self.node.netns_dir())
+            .place(self.node.place_with(&Netns::new().unwrap()))
+            .identity(Identity::root_with(&[Capability::CAP_SYS_ADMIN, Capability::CAP_SYS_PTRACE]))
+            .log(self.node.dir().join("netns-opener.log"))
+            .start()
+            .unwrap();
+        self.opener = Some(process);
+    }
+
+    async fn until_host_is_reachable(&self) {
+        let mut broker = self.dial.broker().await;
+        let deadline = tokio::time::Instant::now() + SOON;
+        loop {
+            let status = broker.client.node_status(NodeStatusRequest {}).await.unwrap().into_inner();
+            if status.host_reachable {
+                return;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "host not reachable: {status:?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    async fn watch(&self) -> (Broker, Vec<Sandbox>) {
+        let mut broker = self.dial.broker().await;
+        let snapshot = broker.snapshot().await;
+        (broker, snapshot)
+    }
+
+    /// Ends the executor without warning.
+    fn kill_executor(&mut self) {
+        drop(self.executor.take());
+    }
+
+    fn pod(&self, pod: &sluice_testkit::pod::Pod) -> Pod {
+        let handed_over = pod.netns().run(|| {
+            vec![
+                File::open("/proc/thread-self/ns/net").unwrap().into(),
+                netlink(SockProtocol::NetlinkNetFilter),
+                netlink(SockProtocol::NetlinkRoute),
+                netlink(SockProtocol::NetlinkRoute),
+            ]
+        });
+        Pod {
+            container: pod.container_id().into(),
+            ifname: "eth0".into(),
+            uid: pod.uid().into(),
+            address: pod.ip().to_string(),
+            path: pod.netns_path().to_owned(),
+            handed_over: Some(Arc::new(handed_over)),
+        }
+    }
+
+    async fn enrolled(&self, broker: &mut Broker, pod: &sluice_testkit::pod::Pod) -> (Pod, Sandbox) {
+        let mut asked = self.pod(pod);
+        let add = self.dial.add(&asked);
+        asked.handed_over = None;
+        let sandbox = broker.enrol().await;
+        let outcome = add.await.unwrap();
+        assert!(matches!(&outcome, Outcome::Admitted(a) if a.mode() == Mode::Ambient), "{outcome:?}");
+        (asked, sandbox)
+    }
+}
+
+fn nft(netns: &Netns, arguments: &str) -> String {
+    netns.run(|| {
+        #[expect(clippy::disallowed_methods, reason = "kernel state is asserted with independent tools")]
+        let output = std::process::Command::new("nft").args(arguments.split(' ')).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    })
+}
+
+#[tokio::test]
+async fn after_kill_and_restart_pods_are_reached_by_path_and_no_rule_changes() {
+    let mut s = Setup::start().await;
+    let pods = [s.node.pod("a").create().unwrap(), s.node.pod("b").create().unwrap()];
+    let (mut broker, _) = s.watch().await;
+    let (first, _) = s.enrolled(&mut broker, &pods[0]).await;
+    let (second, _) = s.enrolled(&mut broker, &pods[1]).await;
+    // Handles of rules change when a rule is replaced, even by an equal one.
+    let before: Vec<_> = pods.iter().map(|pod| nft(pod.netns(), "-a -s list ruleset")).collect();
+    drop(broker);
+    s.kill_executor();
+    let tombstone = Tombstone {
+        attachment: second.attachment().try_into().unwrap(),
+        deleted_unix_ms: u64::MAX,
+    };
+    tombstone.write(&s.dial.run.tombstones()).unwrap();
+    s.start_executor();
+    let (mut broker, snapshot) = s.watch().await;
+    assert_eq!(snapshot.len(), 1, "the other one was deleted meanwhile");
+    if !snapshot[0].reachable {
+        broker
+            .until(|event| matches!(event, Event::Changed(sandbox) if sandbox.reachable).then_some(()))
+            .await;
+    }
+    for (pod, before) in pods.iter().zip(&before) {
+        assert_eq!(nft(pod.netns(), "-a -s list ruleset"), *before);
+    }
+    s.until_host_is_reachable().await;
+    let host = || nft(&s.node.netns(), "-s list ruleset");
+    assert!(host().contains(&pods[0].ip().to_string()), "{}", host());
+    eventually("tombstoned address left the probe set", || !host().contains(&pods[1].ip().to_string())).await;
+    s.dial.del(&first).await;
+    assert_eq!(nft(pods[0].netns(), "-s list ruleset"), "");
+}
+
+#[tokio::test]
+async fn a_running_pod_is_adopted_and_a_features_check_runs() {
+    let s = Setup::start().await;
+    let pod = s.node.pod("a").create().unwrap();
+    pod.start_process().unwrap();
+    let (mut broker, _) = s.watch().await;
+    let request = |address: String| sluice_proto::pb::executor::AdoptRequest {
+        pod: Some(sluice_proto::pb::types::PodRef {
+            namespace: pod.namespace().into(),
+            name: pod.name().into(),
+            uid: pod.uid().into(),
+        }),
+        addresses: vec![address],
+        netns_path: String::new(),
+    };
+    use sluice_proto::pb::executor::adopt_response::Outcome;
+    let wrong = broker.client.adopt(request("192.0.2.1".into())).await.unwrap().into_inner().outcome.unwrap();
+    assert!(matches!(&wrong, Outcome::Failed(f) if f.cause.contains("none of its addresses")), "{wrong:?}");
+    let adopted = broker.client.adopt(request(pod.ip().to_string())).await.unwrap().into_inner().outcome.unwrap();
+    let Outcome::Sandbox(sandbox) = adopted else { panic!("{adopted:?}") };
+    assert!(sandbox.adopted && sandbox.reachable);
+    assert_eq!(sandbox.netns.as_ref().unwrap().inode, pod.netns().inode());
+    broker.program(&sandbox, ambient()).await;
+    assert!(nft(pod.netns(), "list ruleset").contains("15001"));
+    let features = broker.client.preflight(PreflightRequest { ipv6: true }).await.unwrap().into_inner().features;
+    assert!(features.len() > 5 && features.iter().all(|feature| feature.available), "{features:?}");
+}
+
+#[tokio::test]
+async fn privileges_are_net_admin_alone_and_no_inet_socket_is_open() {
+    let s = Setup::start().await;
+    let pid = s.executor.as_ref().unwrap().pid();
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let field = |name: &str| {
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().to_owned()
+    };
+    let net_admin = format!("{:016x}", 1_u64 << 12);
+    for set in ["CapPrm:", "CapEff:", "CapBnd:"] {
+        assert_eq!(field(set), net_admin, "{set}");
+    }
+    assert_eq!(field("NoNewPrivs:"), "1");
+    assert_eq!(field("Seccomp:"), "2");
+    for table in ["tcp", "tcp6", "udp", "udp6"] {
+        let sockets = std::fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap();
+        assert_eq!(sockets.lines().count(), 1, "{table}: {sockets}");
+    }
+    let answer = std::os::unix::net::UnixStream::connect(s.dial.run.cni_socket());
+    assert!(answer.is_ok());
+}
