@@ -1,5 +1,10 @@
 //! Sandboxes on real network namespaces: the executor's servers in this process, everything else the kernel. Needs root.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step is a failed test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed step is a failed test"
+)]
 
 #[path = "node_harness/harness.rs"]
 mod harness;

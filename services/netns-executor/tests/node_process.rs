@@ -1,5 +1,10 @@
 //! The built executor and opener as processes of a simulated node, with their production privileges. Needs root.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step is a failed test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed step is a failed test"
+)]
 
 #[path = "node_harness/harness.rs"]
 mod harness;
@@ -32,14 +37,27 @@ struct Setup {
 }
 
 fn netlink(protocol: SockProtocol) -> OwnedFd {
-    socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol).unwrap()
+    socket(
+        AddressFamily::Netlink,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC,
+        protocol,
+    )
+    .unwrap()
 }
 
 impl Setup {
     async fn start() -> Self {
         let node = Node::new().unwrap();
-        let dial = Dial { run: node.prepare_run_dir().unwrap() };
-        let mut setup = Self { opener: None, executor: None, dial, node };
+        let dial = Dial {
+            run: node.prepare_run_dir().unwrap(),
+        };
+        let mut setup = Self {
+            opener: None,
+            executor: None,
+            dial,
+            node,
+        };
         setup.start_executor();
         setup.start_opener();
         setup.until_host_is_reachable().await;
@@ -47,16 +65,7 @@ impl Setup {
     }
 
     fn start_executor(&mut self) {
-        let command = match std::env::var_os("SLUICE_TEST_STRACE") {
-            Some(log) => Spawn::program("strace", "strace")
-                .arg("-f")
-                .arg("-qq")
-                .arg("-o")
-                .arg(log)
-                .arg(env!("CARGO_BIN_EXE_netns-executor")),
-            None => Spawn::program("netns-executor", env!("CARGO_BIN_EXE_netns-executor")),
-        };
-        let process = command
+        let process = Spawn::program("netns-executor", env!("CARGO_BIN_EXE_netns-executor"))
             .arg("--run-dir")
             .arg(self.dial.run.root())
             .arg("--drift-interval-ms")
@@ -71,7 +80,9 @@ impl Setup {
         // The socket of an earlier life may still lie there, so ask whether anybody answers.
         let run = self.dial.run.clone();
         process
-            .wait_ready(SOON, || std::os::unix::net::UnixStream::connect(run.executor_socket()).is_ok())
+            .wait_ready(SOON, || {
+                std::os::unix::net::UnixStream::connect(run.executor_socket()).is_ok()
+            })
             .unwrap();
         self.executor = Some(process);
     }
@@ -85,7 +96,10 @@ impl Setup {
             .arg("--netns-dir")
             .arg(self.node.netns_dir())
             .place(self.node.place_with(&Netns::new().unwrap()))
-            .identity(Identity::root_with(&[Capability::CAP_SYS_ADMIN, Capability::CAP_SYS_PTRACE]))
+            .identity(Identity::root_with(&[
+                Capability::CAP_SYS_ADMIN,
+                Capability::CAP_SYS_PTRACE,
+            ]))
             .log(self.node.dir().join("netns-opener.log"))
             .start()
             .unwrap();
@@ -96,11 +110,19 @@ impl Setup {
         let mut broker = self.dial.broker().await;
         let deadline = tokio::time::Instant::now() + SOON;
         loop {
-            let status = broker.client.node_status(NodeStatusRequest {}).await.unwrap().into_inner();
+            let status = broker
+                .client
+                .node_status(NodeStatusRequest {})
+                .await
+                .unwrap()
+                .into_inner();
             if status.host_reachable {
                 return;
             }
-            assert!(tokio::time::Instant::now() < deadline, "host not reachable: {status:?}");
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "host not reachable: {status:?}"
+            );
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
@@ -141,15 +163,24 @@ impl Setup {
         asked.handed_over = None;
         let sandbox = broker.enrol().await;
         let outcome = add.await.unwrap();
-        assert!(matches!(&outcome, Outcome::Admitted(a) if a.mode() == Mode::Ambient), "{outcome:?}");
+        assert!(
+            matches!(&outcome, Outcome::Admitted(a) if a.mode() == Mode::Ambient),
+            "{outcome:?}"
+        );
         (asked, sandbox)
     }
 }
 
 fn nft(netns: &Netns, arguments: &str) -> String {
     netns.run(|| {
-        #[expect(clippy::disallowed_methods, reason = "kernel state is asserted with independent tools")]
-        let output = std::process::Command::new("nft").args(arguments.split(' ')).output().unwrap();
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "kernel state is asserted with independent tools"
+        )]
+        let output = std::process::Command::new("nft")
+            .args(arguments.split(' '))
+            .output()
+            .unwrap();
         String::from_utf8(output.stdout).unwrap()
     })
 }
@@ -157,12 +188,18 @@ fn nft(netns: &Netns, arguments: &str) -> String {
 #[tokio::test]
 async fn after_kill_and_restart_pods_are_reached_by_path_and_no_rule_changes() {
     let mut s = Setup::start().await;
-    let pods = [s.node.pod("a").create().unwrap(), s.node.pod("b").create().unwrap()];
+    let pods = [
+        s.node.pod("a").create().unwrap(),
+        s.node.pod("b").create().unwrap(),
+    ];
     let (mut broker, _) = s.watch().await;
     let (first, _) = s.enrolled(&mut broker, &pods[0]).await;
     let (second, _) = s.enrolled(&mut broker, &pods[1]).await;
     // Handles of rules change when a rule is replaced, even by an equal one.
-    let before: Vec<_> = pods.iter().map(|pod| nft(pod.netns(), "-a -s list ruleset")).collect();
+    let before: Vec<_> = pods
+        .iter()
+        .map(|pod| nft(pod.netns(), "-a -s list ruleset"))
+        .collect();
     drop(broker);
     s.kill_executor();
     let tombstone = Tombstone {
@@ -184,7 +221,10 @@ async fn after_kill_and_restart_pods_are_reached_by_path_and_no_rule_changes() {
     s.until_host_is_reachable().await;
     let host = || nft(&s.node.netns(), "-s list ruleset");
     assert!(host().contains(&pods[0].ip().to_string()), "{}", host());
-    eventually("tombstoned address left the probe set", || !host().contains(&pods[1].ip().to_string())).await;
+    eventually("tombstoned address left the probe set", || {
+        !host().contains(&pods[1].ip().to_string())
+    })
+    .await;
     s.dial.del(&first).await;
     assert_eq!(nft(pods[0].netns(), "-s list ruleset"), "");
 }
@@ -205,16 +245,44 @@ async fn a_running_pod_is_adopted_and_a_features_check_runs() {
         netns_path: String::new(),
     };
     use sluice_proto::pb::executor::adopt_response::Outcome;
-    let wrong = broker.client.adopt(request("192.0.2.1".into())).await.unwrap().into_inner().outcome.unwrap();
-    assert!(matches!(&wrong, Outcome::Failed(f) if f.cause.contains("none of its addresses")), "{wrong:?}");
-    let adopted = broker.client.adopt(request(pod.ip().to_string())).await.unwrap().into_inner().outcome.unwrap();
-    let Outcome::Sandbox(sandbox) = adopted else { panic!("{adopted:?}") };
+    let wrong = broker
+        .client
+        .adopt(request("192.0.2.1".into()))
+        .await
+        .unwrap()
+        .into_inner()
+        .outcome
+        .unwrap();
+    assert!(
+        matches!(&wrong, Outcome::Failed(f) if f.cause.contains("none of its addresses")),
+        "{wrong:?}"
+    );
+    let adopted = broker
+        .client
+        .adopt(request(pod.ip().to_string()))
+        .await
+        .unwrap()
+        .into_inner()
+        .outcome
+        .unwrap();
+    let Outcome::Sandbox(sandbox) = adopted else {
+        panic!("{adopted:?}")
+    };
     assert!(sandbox.adopted && sandbox.reachable);
     assert_eq!(sandbox.netns.as_ref().unwrap().inode, pod.netns().inode());
     broker.program(&sandbox, ambient()).await;
     assert!(nft(pod.netns(), "list ruleset").contains("15001"));
-    let features = broker.client.preflight(PreflightRequest { ipv6: true }).await.unwrap().into_inner().features;
-    assert!(features.len() > 5 && features.iter().all(|feature| feature.available), "{features:?}");
+    let features = broker
+        .client
+        .preflight(PreflightRequest { ipv6: true })
+        .await
+        .unwrap()
+        .into_inner()
+        .features;
+    assert!(
+        features.len() > 5 && features.iter().all(|feature| feature.available),
+        "{features:?}"
+    );
 }
 
 #[tokio::test]

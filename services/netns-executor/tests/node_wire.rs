@@ -1,5 +1,10 @@
 //! The life of sandboxes, seen through the executor's real sockets with a kernel that only remembers.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step is a failed test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed step is a failed test"
+)]
 
 #[path = "node_harness/harness.rs"]
 mod harness;

@@ -99,7 +99,8 @@ impl Executor {
         let sockets = Sockets::bind(&run, peers).unwrap();
         let stop = CancellationToken::new();
         let serving = tokio::spawn(serve(Arc::clone(&node), sockets, stop.clone()));
-        Self { dial: Dial { run },
+        Self {
+            dial: Dial { run },
             settings,
             kernel,
             stop,
