@@ -73,8 +73,12 @@ enum CompatError {
 impl CompatError {
     fn status(&self) -> StatusCode {
         match self {
-            Self::Empty | Self::Body | Self::Json(_) | Self::Address(_) | Self::Id(_) => StatusCode::BAD_REQUEST,
-            Self::Failed(failure) if failure.code == ErrorCode::OpenerUnavailable => StatusCode::NOT_IMPLEMENTED,
+            Self::Empty | Self::Body | Self::Json(_) | Self::Address(_) | Self::Id(_) => {
+                StatusCode::BAD_REQUEST
+            }
+            Self::Failed(failure) if failure.code == ErrorCode::OpenerUnavailable => {
+                StatusCode::NOT_IMPLEMENTED
+            }
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -142,7 +146,10 @@ impl Compatibility {
                 name: name.clone(),
                 reply,
             };
-            self.queries.send(query).await.map_err(|_| CompatError::Stopping)?;
+            self.queries
+                .send(query)
+                .await
+                .map_err(|_| CompatError::Stopping)?;
             let found = answer.await.map_err(|_| CompatError::Stopping)?;
             match found.and_then(|found| Some((found.report.pod.clone(), found.selection?))) {
                 Some((pod, _)) if !uid.is_empty() && pod.uid.as_str() != uid => {
@@ -168,7 +175,11 @@ impl Compatibility {
     }
 
     /// Waits until the pod is in the mesh.
-    async fn enrolled(&self, uid: &PodUid, mut changes: crate::registry::Subscription) -> Result<(), CompatError> {
+    async fn enrolled(
+        &self,
+        uid: &PodUid,
+        mut changes: crate::registry::Subscription,
+    ) -> Result<(), CompatError> {
         let mut last = String::from("nothing heard of it");
         let wait = async {
             loop {
@@ -232,7 +243,10 @@ fn addresses(value: serde_json::Value) -> Result<Vec<IpAddr>, CompatError> {
         .iter()
         .map(|entry| {
             let address = field(entry, "address").and_then(|address| field(address.as_object()?, "ip"));
-            let address = address.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default();
+            let address = address
+                .as_ref()
+                .and_then(serde_json::Value::as_str)
+                .unwrap_or_default();
             address
                 .parse::<IpAddr>()
                 .map(|address| address.to_canonical())
@@ -252,7 +266,10 @@ mod tests {
                    {"Interface":null,"Address":{"IP":"::ffff:10.244.0.6","Mask":""},"Gateway":""}],"Later":1}"#;
         let event = parse(body).unwrap();
         assert_eq!(event.netns, "/var/run/netns/cni-0c0f");
-        assert_eq!((event.pod_namespace.as_str(), event.pod_name.as_str()), ("bookinfo", "productpage-v1-abcde"));
+        assert_eq!(
+            (event.pod_namespace.as_str(), event.pod_name.as_str()),
+            ("bookinfo", "productpage-v1-abcde")
+        );
         let expected: Vec<IpAddr> = vec!["10.244.0.5".parse().unwrap(), "10.244.0.6".parse().unwrap()];
         assert_eq!(event.ips, expected);
         assert!(event.pod_uid.is_empty());
@@ -260,14 +277,29 @@ mod tests {
 
     #[test]
     fn field_names_match_in_any_case_and_null_is_nothing() {
-        let event = parse(br#"{"netns":"/n","PODNAME":"p","podNamespace":null,"ips":null,"PodUID":"u"}"#).unwrap();
-        assert_eq!((event.netns.as_str(), event.pod_name.as_str(), event.pod_uid.as_str()), ("/n", "p", "u"));
+        let event =
+            parse(br#"{"netns":"/n","PODNAME":"p","podNamespace":null,"ips":null,"PodUID":"u"}"#).unwrap();
+        assert_eq!(
+            (
+                event.netns.as_str(),
+                event.pod_name.as_str(),
+                event.pod_uid.as_str()
+            ),
+            ("/n", "p", "u")
+        );
         assert!(event.ips.is_empty() && event.pod_namespace.is_empty());
     }
 
     #[test]
     fn what_is_not_an_event_is_the_callers_fault() {
-        for body in ["", "notjson", "{} trailing", r#"{"Netns":5}"#, r#"{"IPs":[{"Address":{}}]}"#, "[]"] {
+        for body in [
+            "",
+            "notjson",
+            "{} trailing",
+            r#"{"Netns":5}"#,
+            r#"{"IPs":[{"Address":{}}]}"#,
+            "[]",
+        ] {
             let error = parse(body.as_bytes()).unwrap_err();
             assert_eq!(error.status(), StatusCode::BAD_REQUEST, "{body:?}");
         }

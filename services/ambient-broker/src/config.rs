@@ -10,6 +10,10 @@ use sluice_selection::SelectionConfig;
 
 /// Decides which pods are in the mesh, drives the executor and serves ztunnel.
 #[derive(Debug, Clone, Parser)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a switch of the command line"
+)]
 #[command(name = "ambient-broker", version)]
 pub struct Args {
     /// Directory of Pod and Namespace manifests that is watched.
@@ -52,7 +56,12 @@ pub struct Args {
     #[arg(long, env = "SLUICE_ISTIO_CNI_MODE", value_parser = octal, default_value = "0600")]
     pub istio_cni_mode: u32,
     /// uids that may ask for workload state.
-    #[arg(long, env = "SLUICE_WORKLOAD_UIDS", value_delimiter = ',', default_value = "0")]
+    #[arg(
+        long,
+        env = "SLUICE_WORKLOAD_UIDS",
+        value_delimiter = ',',
+        default_value = "0"
+    )]
     pub workload_uids: Vec<u32>,
     /// Run as uid 0 all the same. For tests and machines without a broker user.
     #[arg(long, env = "SLUICE_ALLOW_ROOT")]
@@ -118,7 +127,10 @@ fn read_selection(path: &Path) -> Result<SelectionConfig, ConfigError> {
         source,
     })?;
     // An empty file is a file without settings.
-    if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
+    if text
+        .lines()
+        .all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'))
+    {
         return Ok(SelectionConfig::default());
     }
     serde_saphyr::from_str(&text).map_err(|error| ConfigError::Selection {

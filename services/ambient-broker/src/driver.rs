@@ -166,7 +166,11 @@ impl Driver {
 
     fn answer(&self, query: Query) {
         match query {
-            Query::Explain { namespace, name, reply } => {
+            Query::Explain {
+                namespace,
+                name,
+                reply,
+            } => {
                 let _ = reply.send(self.state.explain(&namespace, &name).map(Box::new));
             }
             Query::Counts(reply) => {
@@ -188,19 +192,20 @@ impl Driver {
                 held,
                 info,
                 to,
-            } => match self.held.get(&held) {
-                Some(netns) => parts.zds.offer(
-                    Workload {
-                        uid: pod,
-                        epoch,
-                        info,
-                        netns,
-                    },
-                    to,
-                ),
-                None => tracing::error!(pod_uid = %pod, sandbox = %held, "descriptor to offer is not held"),
-            },
-            Effect::ZdsWithdraw { pod, epoch } => parts.zds.withdraw(pod, epoch),
+            } => {
+                let Some(netns) = self.held.get(&held) else {
+                    tracing::error!(pod_uid = %pod, sandbox = %held, "descriptor to offer is not held");
+                    return;
+                };
+                let workload = Workload {
+                    uid: pod,
+                    epoch,
+                    info,
+                    netns,
+                };
+                parts.zds.offer(workload, to);
+            }
+            Effect::ZdsWithdraw { pod, epoch } => parts.zds.withdraw(&pod, epoch),
             Effect::ZdsOpen => parts.zds.open(),
             Effect::DropDescriptor(id) => self.held.remove(&id),
             Effect::Publish { pod, report } => parts.registry.publish(&pod, report),
@@ -295,7 +300,12 @@ impl Held {
 }
 
 fn not_held() -> Failure {
-    Failure::new(ErrorCode::BrokerState, COMPONENT, "offer descriptor", "the descriptor is not held")
+    Failure::new(
+        ErrorCode::BrokerState,
+        COMPONENT,
+        "offer descriptor",
+        "the descriptor is not held",
+    )
 }
 
 fn log(level: Level, pod: &PodRef, message: &'static str, details: &str) {

@@ -15,9 +15,9 @@ use sluice_proto::id::{PodRef, PodUid};
 use sluice_proto::paths::RunDir;
 use sluice_proto::pb::executor::netns_executor_client::NetnsExecutorClient;
 use sluice_proto::pb::executor::{
-    AdoptRequest, CompleteRequest, Feature, InspectRequest, InspectResponse, NodeStatusRequest, NodeStatusResponse,
-    PreflightRequest, ProbeAddress, ProgramRequest, SyncProbeSetRequest, WatchRequest, adopt_response,
-    complete_request, complete_response, program_response, sandbox_event,
+    AdoptRequest, CompleteRequest, Feature, InspectRequest, InspectResponse, NodeStatusRequest,
+    NodeStatusResponse, PreflightRequest, ProbeAddress, ProgramRequest, SyncProbeSetRequest, WatchRequest,
+    adopt_response, complete_request, complete_response, program_response, sandbox_event,
 };
 use sluice_proto::pb::types;
 use sluice_proto::sandbox::{Failure, NetnsIdentity};
@@ -138,9 +138,12 @@ impl Executor {
         let stream = tokio::net::UnixStream::connect(&path)
             .await
             .map_err(|source| SessionError::Connect { path, source })?;
-        let channel = UdsChannel::handshake(stream).await.map_err(SessionError::Handshake)?;
+        let channel = UdsChannel::handshake(stream)
+            .await
+            .map_err(SessionError::Handshake)?;
         let mut client = NetnsExecutorClient::with_origin(channel, origin());
-        let descriptors = Descriptors::connect(&self.run.descriptor_socket()).map_err(SessionError::Descriptors)?;
+        let descriptors =
+            Descriptors::connect(&self.run.descriptor_socket()).map_err(SessionError::Descriptors)?;
         self.link().session = Some(Session {
             client: client.clone(),
             descriptors,
@@ -166,7 +169,10 @@ impl Executor {
             }
             if let sandbox_event::Event::Repaired(repaired) = &event {
                 self.link().repaired += 1;
-                tracing::warn!(differences = repaired.differences.join("; "), "executor repaired drift");
+                tracing::warn!(
+                    differences = repaired.differences.join("; "),
+                    "executor repaired drift"
+                );
             }
             match convert::event(event) {
                 Ok(Some(event)) => {
@@ -212,7 +218,9 @@ impl Executor {
             pod_uid: pod.to_string(),
             desired: Some(desired.into()),
         };
-        let response = call(stage, CALL, client.program(request)).await.map_err(Refused::Lost)?;
+        let response = call(stage, CALL, client.program(request))
+            .await
+            .map_err(Refused::Lost)?;
         match response.outcome {
             Some(program_response::Outcome::Programmed(_)) => Ok(()),
             Some(program_response::Outcome::TooLate(_)) => Err(Refused::TooLate),
@@ -235,7 +243,9 @@ impl Executor {
             generation: id.generation,
             verdict: Some(verdict),
         };
-        let response = call(stage, CALL, client.complete(request)).await.map_err(Refused::Lost)?;
+        let response = call(stage, CALL, client.complete(request))
+            .await
+            .map_err(Refused::Lost)?;
         match response.outcome {
             Some(complete_response::Outcome::Accepted(_)) => Ok(()),
             Some(complete_response::Outcome::TooLate(_)) => Err(Refused::TooLate),
@@ -284,7 +294,12 @@ impl Executor {
     }
 
     /// Changes the host's probe set.
-    pub async fn sync_probes(&self, add: &[ProbeEntry], remove: &[ProbeEntry], prune: bool) -> Result<(), Failure> {
+    pub async fn sync_probes(
+        &self,
+        add: &[ProbeEntry],
+        remove: &[ProbeEntry],
+        prune: bool,
+    ) -> Result<(), Failure> {
         let stage = "sync probe set";
         let mut client = self.client(stage)?;
         let pb = |entries: &[ProbeEntry]| {
@@ -336,7 +351,11 @@ impl Executor {
     }
 
     fn descriptors(&self, stage: &str) -> Result<Descriptors, Failure> {
-        let session = self.link().session.as_ref().map(|session| session.descriptors.clone());
+        let session = self
+            .link()
+            .session
+            .as_ref()
+            .map(|session| session.descriptors.clone());
         session.ok_or_else(|| unreachable(stage, "the executor is not connected"))
     }
 
@@ -356,7 +375,10 @@ async fn call<T>(
             stage,
             format!("executor answers {:?}: {}", status.code(), status.message()),
         )),
-        Err(_) => Err(unreachable(stage, format!("no answer from the executor within {limit:?}"))),
+        Err(_) => Err(unreachable(
+            stage,
+            format!("no answer from the executor within {limit:?}"),
+        )),
     }
 }
 
@@ -365,7 +387,12 @@ fn unreachable(stage: &str, cause: impl Into<String>) -> Failure {
 }
 
 fn malformed(stage: &str) -> Failure {
-    Failure::new(ErrorCode::InvalidInput, COMPONENT, stage, "the executor's answer is empty")
+    Failure::new(
+        ErrorCode::InvalidInput,
+        COMPONENT,
+        stage,
+        "the executor's answer is empty",
+    )
 }
 
 fn invalid(stage: &str, error: &sluice_proto::sandbox::InvalidMessage) -> Failure {

@@ -67,14 +67,24 @@ impl Health {
             None => reasons.push("preflight is not finished".into()),
             Some(Err(error)) => reasons.push(format!("preflight failed: {error}")),
             Some(Ok(features)) => {
-                let missing = features.iter().filter(|feature| feature.required && !feature.available);
+                let missing = features
+                    .iter()
+                    .filter(|feature| feature.required && !feature.available);
                 reasons.extend(missing.map(|feature| {
-                    format!("kernel lacks {} ({}): {}", feature.name, feature.family, feature.error)
+                    format!(
+                        "kernel lacks {} ({}): {}",
+                        feature.name, feature.family, feature.error
+                    )
                 }));
             }
         }
         if self.require_ztunnel {
-            let ready = self.zds.status().connections.iter().any(|c| c.phase == Phase::Ready);
+            let ready = self
+                .zds
+                .status()
+                .connections
+                .iter()
+                .any(|c| c.phase == Phase::Ready);
             if !ready {
                 reasons.push("no ready ztunnel connection".into());
             }

@@ -95,17 +95,21 @@ impl Handler for Monitoring {
                 self.metrics.process(self.executor.repaired());
                 match self.metrics.render() {
                     Ok(text) => reply(StatusCode::OK, OPENMETRICS, text),
-                    Err(_) => reply(StatusCode::INTERNAL_SERVER_ERROR, TEXT, "metrics cannot be rendered\n"),
+                    Err(_) => reply(
+                        StatusCode::INTERNAL_SERVER_ERROR,
+                        TEXT,
+                        "metrics cannot be rendered\n",
+                    ),
                 }
             }
-            "/healthz" => verdict(self.health.stuck().into_iter().collect()),
-            "/readyz" => verdict(self.health.not_ready_because()),
+            "/healthz" => verdict(self.health.stuck().as_slice()),
+            "/readyz" => verdict(&self.health.not_ready_because()),
             _ => reply(StatusCode::NOT_FOUND, TEXT, "/metrics, /healthz, /readyz\n"),
         }
     }
 }
 
-fn verdict(reasons: Vec<String>) -> Reply {
+fn verdict(reasons: &[String]) -> Reply {
     if reasons.is_empty() {
         reply(StatusCode::OK, TEXT, "ok\n")
     } else {

@@ -21,7 +21,10 @@ fn main() -> ExitCode {
     match start(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!(error = telemetry::chain(error.as_ref()), "ambient-broker cannot run");
+            tracing::error!(
+                error = telemetry::chain(error.as_ref()),
+                "ambient-broker cannot run"
+            );
             ExitCode::FAILURE
         }
     }
@@ -34,10 +37,16 @@ fn start(args: &Args) -> anyhow::Result<()> {
     privileges::drop_to(&[])?;
     seccomp::install(SECCOMP)?;
     tracing::info!(open_files, selection = config.selection.hash(), "starting");
-    let mode = if args.poll_manifests { WatchMode::Poll } else { WatchMode::Auto };
+    let mode = if args.poll_manifests {
+        WatchMode::Poll
+    } else {
+        WatchMode::Auto
+    };
     let source = Arc::new(ManifestDirectory::new(&args.manifests, mode));
     // One thread: every step is short, and a hand-over between threads costs more than the step.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     runtime.block_on(async { Ok(run(config, source, Arc::new(NoStatus), shutdown::signalled()?).await?) })
 }
 
@@ -46,7 +55,11 @@ fn config(args: &Args) -> anyhow::Result<Config> {
     Ok(Config {
         run: args.run(),
         selection: args.selection()?,
-        settings: Settings { drain: args.drain(), seed: std::process::id().into(), ..Settings::default() },
+        settings: Settings {
+            drain: args.drain(),
+            seed: std::process::id().into(),
+            ..Settings::default()
+        },
         zds: zds::Options {
             mode: args.zds_mode,
             window: args.zds_window.into(),

@@ -105,35 +105,63 @@ impl Metrics {
                 registry.register($name, $help, self.$field.clone());
             };
         }
-        register!("nodeagent_reconcile_events", "Pod events from the source", reconcile_events);
+        register!(
+            "nodeagent_reconcile_events",
+            "Pod events from the source",
+            reconcile_events
+        );
         register!(
             "istio_cni_plugin_requests",
             "Requests of an installed istio-cni plugin",
             plugin_requests
         );
         register!("add_seconds", "Duration of each step of an ADD", add_seconds);
-        register!("reconcile_seconds", "Time one event took in the state machine", reconcile_seconds);
+        register!(
+            "reconcile_seconds",
+            "Time one event took in the state machine",
+            reconcile_seconds
+        );
         register!(
             "api_initial_sync_seconds",
             "Start until the source had told everything",
             api_initial_sync_seconds
         );
-        register!("pods_expected", "Selected pods that have not ended", pods_expected);
+        register!(
+            "pods_expected",
+            "Selected pods that have not ended",
+            pods_expected
+        );
         register!("pods_enrolled", "Pods in the mesh", pods_enrolled);
         register!("pods_pending", "Selected pods on their way", pods_pending);
         register!("pods_broken", "Selected pods with a problem", pods_broken);
         register!("ztunnel_connected", "Live ztunnel connections", ztunnel_connected);
         register!("zds_connections", "ztunnel connections by state", zds_connections);
-        register!("zds_queue_depth", "Messages waiting to be sent or answered", zds_queue_depth);
+        register!(
+            "zds_queue_depth",
+            "Messages waiting to be sent or answered",
+            zds_queue_depth
+        );
         register!(
             "zds_oldest_waiter_seconds",
             "How long the oldest unanswered message waits",
             zds_oldest_waiter_seconds
         );
         register!("zds_refused_peers", "Peers refused by uid", zds_refused_peers);
-        register!("zds_protocol_errors", "Connections closed for breaking the protocol", zds_protocol_errors);
-        register!("executor_repairs", "Drift repaired by the executor", host_and_pod_repairs);
-        register!("open_descriptors", "Open descriptors of this process", open_descriptors);
+        register!(
+            "zds_protocol_errors",
+            "Connections closed for breaking the protocol",
+            zds_protocol_errors
+        );
+        register!(
+            "executor_repairs",
+            "Drift repaired by the executor",
+            host_and_pod_repairs
+        );
+        register!(
+            "open_descriptors",
+            "Open descriptors of this process",
+            open_descriptors
+        );
     }
 
     /// Counts a fact on its way into the state machine.
@@ -166,7 +194,9 @@ impl Metrics {
 
     /// A request of an installed istio-cni plugin was answered.
     pub fn plugin_request(&self, response_code: u16) {
-        self.plugin_requests.get_or_create(&Response { response_code }).inc();
+        self.plugin_requests
+            .get_or_create(&Response { response_code })
+            .inc();
     }
 
     /// Where the pods stand.
@@ -183,7 +213,8 @@ impl Metrics {
         }
         self.pods_enrolled.set(enrolled);
         self.pods_pending.set(pending);
-        self.pods_expected.set(enrolled + pending + broken.values().sum::<i64>());
+        self.pods_expected
+            .set(enrolled + pending + broken.values().sum::<i64>());
         self.pods_broken.clear();
         for (reason, count) in broken {
             self.pods_broken.get_or_create(&Reason { reason }).set(count);
@@ -196,21 +227,34 @@ impl Metrics {
         self.ztunnel_connected.set(number(status.connections.len()));
         for phase in [Phase::Hello, Phase::Snapshot, Phase::Ready] {
             let state = phase.as_str();
-            let count = status.connections.iter().filter(|c| c.phase.as_str() == state).count();
-            self.zds_connections.get_or_create(&Connections { state }).set(number(count));
+            let count = status
+                .connections
+                .iter()
+                .filter(|c| c.phase.as_str() == state)
+                .count();
+            self.zds_connections
+                .get_or_create(&Connections { state })
+                .set(number(count));
         }
         let depth = status.connections.iter().map(|c| c.pending).sum();
         self.zds_queue_depth.set(number(depth));
-        let oldest = status.connections.iter().filter_map(|c| c.oldest).max().unwrap_or_default();
+        let oldest = status
+            .connections
+            .iter()
+            .filter_map(|c| c.oldest)
+            .max()
+            .unwrap_or_default();
         self.zds_oldest_waiter_seconds.set(oldest.as_secs_f64());
-        self.zds_refused_peers.set(i64::try_from(status.refused_peers).unwrap_or(i64::MAX));
+        self.zds_refused_peers
+            .set(i64::try_from(status.refused_peers).unwrap_or(i64::MAX));
         self.zds_protocol_errors
             .set(i64::try_from(status.protocol_errors).unwrap_or(i64::MAX));
     }
 
     /// Facts that are only looked up when somebody asks.
     pub fn process(&self, repaired: u64) {
-        self.host_and_pod_repairs.set(i64::try_from(repaired).unwrap_or(i64::MAX));
+        self.host_and_pod_repairs
+            .set(i64::try_from(repaired).unwrap_or(i64::MAX));
         let open = sluice_runtime::limits::open_files().unwrap_or(0);
         self.open_descriptors.set(i64::try_from(open).unwrap_or(i64::MAX));
     }

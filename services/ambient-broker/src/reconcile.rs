@@ -160,7 +160,7 @@ impl State {
             Event::PodApplied(object) => self.pod_applied(object),
             Event::PodDeleted(object) => self.pod_deleted(&object),
             Event::NamespaceApplied(namespace) => {
-                self.namespace_changed(&namespace.name.clone(), Some(namespace))
+                self.namespace_changed(&namespace.name.clone(), Some(namespace));
             }
             Event::NamespaceDeleted(namespace) => self.namespace_changed(&namespace.name, None),
             Event::LookedUp { pod, found } => self.looked_up(&pod, found),
@@ -261,7 +261,7 @@ impl State {
             .map(|pod| pod.reference.uid.clone())
             .collect();
         for uid in members {
-            self.with(&uid, |world, pod| world.decide(pod));
+            self.with(&uid, World::decide);
         }
     }
 

@@ -38,16 +38,14 @@ impl Registry {
     /// Takes over a pod's report, or that the pod is gone.
     pub fn publish(&self, pod: &PodRef, report: Option<Arc<PodReport>>) {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
-        let event = match report {
-            Some(report) => {
-                let event = (!shared.subscribers.is_empty()).then(|| pod_event::Event::Changed(to_pb(&report)));
-                shared.reports.insert(pod.uid.clone(), report);
-                event
-            }
-            None => {
-                shared.reports.remove(&pod.uid);
-                Some(pod_event::Event::Gone(pod.into()))
-            }
+        let event = if let Some(report) = report {
+            let heard = !shared.subscribers.is_empty();
+            let event = heard.then(|| pod_event::Event::Changed(to_pb(&report)));
+            shared.reports.insert(pod.uid.clone(), report);
+            event
+        } else {
+            shared.reports.remove(&pod.uid);
+            Some(pod_event::Event::Gone(pod.into()))
         };
         if let Some(event) = event {
             let event = PodEvent { event: Some(event) };
@@ -114,7 +112,11 @@ pub fn to_pb(report: &PodReport) -> Pod {
         .into(),
         verdict: report.verdict.clone(),
         reason: report.reason.to_owned(),
-        last_error: report.last_error.as_ref().map(ToString::to_string).unwrap_or_default(),
+        last_error: report
+            .last_error
+            .as_ref()
+            .map(ToString::to_string)
+            .unwrap_or_default(),
         netns: report.netns.as_ref().map(Into::into),
         addresses: report.addresses.iter().map(ToString::to_string).collect(),
         timings: report

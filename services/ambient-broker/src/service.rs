@@ -94,7 +94,12 @@ pub async fn run(
     let zds = Zds::new(config.zds.clone(), events.clone());
     let listeners = bind(&config, &zds).await?;
     let beat = Beat::default();
-    let health = Health::new(beat.clone(), executor.clone(), zds.clone(), config.require_ztunnel);
+    let health = Health::new(
+        beat.clone(),
+        executor.clone(),
+        zds.clone(),
+        config.require_ztunnel,
+    );
     health.set_listening();
     let parts = Parts {
         executor: executor.clone(),
@@ -149,7 +154,13 @@ pub async fn run(
     if let Some(listener) = listeners.tcp {
         serve_tcp(listener, monitoring, &tasks, &stop);
     }
-    serve_workloads(listeners.workload, workloads, config.workload_peers, &tasks, &stop);
+    serve_workloads(
+        listeners.workload,
+        workloads,
+        config.workload_peers,
+        &tasks,
+        &stop,
+    );
     tasks.spawn(feed(Feed {
         source,
         events,

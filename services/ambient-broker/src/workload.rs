@@ -84,18 +84,19 @@ impl PodNetns for Workloads {
         let subscription = self.registry.subscribe();
         let events = futures_util::stream::unfold(Some(subscription), |subscription| async move {
             let mut subscription = subscription?;
-            match subscription.next().await {
-                Some(event) => Some((Ok(event), Some(subscription))),
-                None => {
-                    let slow = Status::resource_exhausted("events were not taken in time; list again");
-                    Some((Err(slow), None))
-                }
+            if let Some(event) = subscription.next().await {
+                return Some((Ok(event), Some(subscription)));
             }
+            let slow = Status::resource_exhausted("events were not taken in time; list again");
+            Some((Err(slow), None))
         });
         Ok(Response::new(Box::pin(events)))
     }
 
-    async fn describe(&self, request: Request<DescribeRequest>) -> Result<Response<DescribeResponse>, Status> {
+    async fn describe(
+        &self,
+        request: Request<DescribeRequest>,
+    ) -> Result<Response<DescribeResponse>, Status> {
         let request = request.into_inner();
         let invalid = |error: InvalidId| Status::invalid_argument(error.to_string());
         let namespace = Namespace::parse(request.namespace).map_err(invalid)?;
@@ -110,7 +111,10 @@ impl PodNetns for Workloads {
         let Some(explanation) = found else {
             return Ok(Response::new(DescribeResponse::default()));
         };
-        let steps = explanation.selection.map(|verdict| verdict.steps).unwrap_or_default();
+        let steps = explanation
+            .selection
+            .map(|verdict| verdict.steps)
+            .unwrap_or_default();
         let mut response = DescribeResponse {
             pod: Some(to_pb(&explanation.report)),
             selection: steps
@@ -153,7 +157,11 @@ impl PodNetns for Workloads {
             pods_broken: number(overview.counts.broken),
             executor: self.executor.node_status().await.ok(),
             source_problems: self.problems.all().into_iter().map(problem_to_pb).collect(),
-            preflight: self.executor.last_preflight().and_then(Result::ok).unwrap_or_default(),
+            preflight: self
+                .executor
+                .last_preflight()
+                .and_then(Result::ok)
+                .unwrap_or_default(),
         }))
     }
 }
@@ -174,7 +182,10 @@ fn connection_to_pb(connection: &crate::zds::ConnectionStatus) -> ZdsConnection 
 fn problem_to_pb(problem: Problem) -> ManifestProblem {
     ManifestProblem {
         file: problem.place,
-        line: problem.line.and_then(|line| u32::try_from(line).ok()).unwrap_or(0),
+        line: problem
+            .line
+            .and_then(|line| u32::try_from(line).ok())
+            .unwrap_or(0),
         field: problem.field.unwrap_or_default(),
         problem: problem.message,
     }
@@ -182,6 +193,7 @@ fn problem_to_pb(problem: Problem) -> ManifestProblem {
 
 /// Path, mode and owner as the file system has them now, and whether anybody has ever connected.
 fn describe_socket(path: &Path, status: &ServerStatus) -> String {
+    use std::fmt::Write;
     use std::os::unix::fs::MetadataExt;
     let file = match std::fs::metadata(path) {
         Ok(metadata) => format!(
@@ -198,10 +210,10 @@ fn describe_socket(path: &Path, status: &ServerStatus) -> String {
     };
     let mut text = format!("{}: listening, {peers}; {file}", path.display());
     if status.refused_peers > 0 {
-        text.push_str(&format!("; {} peers refused", status.refused_peers));
+        let _ = write!(text, "; {} peers refused", status.refused_peers);
     }
     if let Some(version) = status.unknown_version {
-        text.push_str(&format!("; a peer spoke version {version}, ours is 1"));
+        let _ = write!(text, "; a peer spoke version {version}, ours is 1");
     }
     text
 }

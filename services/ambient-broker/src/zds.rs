@@ -245,7 +245,11 @@ impl Zds {
         if self.hub().members.len() >= MAX_CONNECTIONS {
             self.shared.refused_peers.fetch_add(1, Ordering::Relaxed);
             if self.worth_logging(peer.uid, "too many") {
-                tracing::warn!(peer_uid = peer.uid, limit = MAX_CONNECTIONS, "too many ztunnel connections");
+                tracing::warn!(
+                    peer_uid = peer.uid,
+                    limit = MAX_CONNECTIONS,
+                    "too many ztunnel connections"
+                );
             }
             return;
         }
@@ -291,9 +295,19 @@ impl Zds {
         }
         let error = sluice_runtime::telemetry::chain(error);
         if self.worth_logging(uid, "ended") {
-            tracing::warn!(connection = id.0, peer_uid = uid, error, "ztunnel connection closed");
+            tracing::warn!(
+                connection = id.0,
+                peer_uid = uid,
+                error,
+                "ztunnel connection closed"
+            );
         } else {
-            tracing::debug!(connection = id.0, peer_uid = uid, error, "ztunnel connection closed");
+            tracing::debug!(
+                connection = id.0,
+                peer_uid = uid,
+                error,
+                "ztunnel connection closed"
+            );
         }
     }
 
@@ -319,14 +333,14 @@ impl Zds {
     }
 
     /// Takes a workload out of snapshots and tells every connection; [`Event::ZdsWithdrawn`] follows.
-    pub fn withdraw(&self, uid: PodUid, epoch: Epoch) {
+    pub fn withdraw(&self, uid: &PodUid, epoch: Epoch) {
         let guard = Arc::new(WithdrawGuard {
             uid: uid.clone(),
             epoch,
             events: self.shared.events.clone(),
         });
         let mut hub = self.hub();
-        hub.workloads.remove(&uid);
+        hub.workloads.remove(uid);
         for member in hub.greeted() {
             let _ = member.commands.send(Command::Withdraw {
                 uid: uid.clone(),

@@ -13,7 +13,9 @@ use nix::sys::stat::fstat;
 use nix::sys::statfs::{FsType, fstatfs};
 use prost::Message;
 use sluice_proto::code::ErrorCode;
-use sluice_proto::pb::executor::{DescriptorOf, DescriptorReply, DescriptorRequest, descriptor_reply, descriptor_request};
+use sluice_proto::pb::executor::{
+    DescriptorOf, DescriptorReply, DescriptorRequest, descriptor_reply, descriptor_request,
+};
 use sluice_proto::sandbox::{Failure, NetnsIdentity};
 use sluice_proto::transport::descriptors::{Received, TransportError};
 use sluice_proto::transport::seqpacket::SeqpacketConnection;
@@ -77,7 +79,10 @@ impl Descriptors {
     ) -> Result<(NetnsIdentity, Received), Failure> {
         let lost = |cause: String| Failure::new(ErrorCode::BrokerState, COMPONENT, stage, cause);
         let (reply, answer) = oneshot::channel();
-        let bytes = DescriptorRequest { request: Some(request) }.encode_to_vec();
+        let bytes = DescriptorRequest {
+            request: Some(request),
+        }
+        .encode_to_vec();
         let closed = || lost("the descriptor socket is closed".into());
         self.requests
             .send(Request { bytes, netns, reply })
@@ -87,7 +92,8 @@ impl Descriptors {
             .map_err(|_| lost(format!("no answer from the executor within {LIMIT:?}")))?
             .map_err(|_| closed())?
             .map_err(lost)?;
-        let reply = DescriptorReply::decode(received.bytes.as_slice()).map_err(|error| lost(error.to_string()))?;
+        let reply =
+            DescriptorReply::decode(received.bytes.as_slice()).map_err(|error| lost(error.to_string()))?;
         match reply.outcome {
             Some(descriptor_reply::Outcome::Ok(identity)) => Ok((identity.into(), received)),
             Some(descriptor_reply::Outcome::Failed(failure)) => Err(failure.into()),
@@ -112,7 +118,10 @@ fn check(netns: &OwnedFd, told: &NetnsIdentity, expected: &NetnsIdentity) -> Res
     }
     let found = fstat(netns).map_err(|errno| format!("fstat: {errno}"))?;
     if !told.is_same_netns(expected) {
-        return Err(format!("cookie {} came, {} was expected", told.cookie, expected.cookie));
+        return Err(format!(
+            "cookie {} came, {} was expected",
+            told.cookie, expected.cookie
+        ));
     }
     if (found.st_dev, found.st_ino) != (told.device, told.inode) {
         return Err(format!(

@@ -8,7 +8,7 @@ use sluice_proto::ambient::{AmbientOptions, Desired};
 use sluice_proto::sandbox::Failure;
 
 use super::event::{ConnectionId, Effect, Epoch};
-use super::pod::{Answer, Current, Descriptor, Offer, Pod};
+use super::pod::{Answer, Current, Descriptor, Drain, Offer, Pod};
 use super::world::World;
 
 impl World {
@@ -88,7 +88,7 @@ impl World {
         let Some(current) = pod.current.as_mut() else {
             return;
         };
-        current.drain = Default::default();
+        current.drain = Drain::default();
         let redirected = current.established && matches!(current.rules, Desired::Ambient(_));
         let proxy = self.proxy();
         if !redirected && proxy.is_none() {

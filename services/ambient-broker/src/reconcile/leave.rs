@@ -4,7 +4,7 @@
 use sluice_proto::ambient::Desired;
 
 use super::event::Effect;
-use super::pod::Pod;
+use super::pod::{Drain, Pod};
 use super::world::World;
 
 impl World {
@@ -21,7 +21,7 @@ impl World {
                 pod.problem = None;
                 if let Some(current) = pod.current.as_mut() {
                     current.established = false;
-                    current.drain = Default::default();
+                    current.drain = Drain::default();
                 }
             }
             // Captured but never handed over: there are no connections to keep.

@@ -84,6 +84,7 @@ pub(super) enum Completing {
 
 /// The pod's sandbox, and what was done in it.
 #[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, not one state")]
 pub(super) struct Current {
     pub(super) sandbox: Sandbox,
     /// How the namespace is, as far as is known.
@@ -150,6 +151,7 @@ impl Current {
 
 /// One pod.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, not one state")]
 pub(super) struct Pod {
     pub(super) reference: PodRef,
     pub(super) object: Option<Arc<source::Pod>>,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use sluice_proto::ambient::Desired;
 use sluice_proto::code::ErrorCode;
-use sluice_selection::{Phase, SelectionConfig};
+use sluice_selection::{Labels, Phase, SelectionConfig};
 
 use super::event::{ConnectionId, Effect, Epoch, Event, Refused, Sandbox, SandboxId, Verdict};
 use super::tests::{failure, pod, sandbox, uid};
@@ -18,7 +18,11 @@ const PODS: u32 = 3;
 
 #[derive(Debug, Clone)]
 enum Step {
-    Apply { pod: u32, mesh: bool, phase: u8 },
+    Apply {
+        pod: u32,
+        mesh: bool,
+        phase: u8,
+    },
     Delete(u32),
     Namespace,
     Add(u32),
@@ -27,7 +31,10 @@ enum Step {
     Ready(usize),
     Close(usize),
     /// Answers one outstanding call, well or not.
-    Answer { which: usize, well: u8 },
+    Answer {
+        which: usize,
+        well: u8,
+    },
     ExecutorRestart,
     Pass(u16),
 }
@@ -97,7 +104,11 @@ impl World {
     }
 
     fn newest_ready(&self) -> Option<ConnectionId> {
-        self.connections.iter().rev().find(|(_, ready)| *ready).map(|(id, _)| *id)
+        self.connections
+            .iter()
+            .rev()
+            .find(|(_, ready)| *ready)
+            .map(|(id, _)| *id)
     }
 
     fn tell(&mut self, event: Event) {
@@ -128,9 +139,12 @@ impl World {
                     self.acks.contains(&(proxy, n, *epoch)),
                     "admitted without the live connection's ack"
                 );
-                let same = &held.attachment == &id.attachment;
+                let same = held.attachment == id.attachment;
                 assert!(same, "admitted with another sandbox's ack");
-                assert!(matches!(self.rules.get(id), Some(Desired::Ambient(_))), "admitted without rules");
+                assert!(
+                    matches!(self.rules.get(id), Some(Desired::Ambient(_))),
+                    "admitted without rules"
+                );
             }
             Effect::ZdsOffer { pod, held, to, .. } => {
                 let n = Self::number(pod);
@@ -140,7 +154,11 @@ impl World {
                     "a dead sandbox is offered to ztunnel"
                 );
                 if let Some(to) = to {
-                    assert_eq!(Some(*to), self.newest_ready(), "offered to a connection that does not serve");
+                    assert_eq!(
+                        Some(*to),
+                        self.newest_ready(),
+                        "offered to a connection that does not serve"
+                    );
                 }
             }
             _ => {}
@@ -175,11 +193,12 @@ impl World {
         }
     }
 
-    fn run(&mut self, step: Step) {
-        match step {
+    fn run(&mut self, step: &Step) {
+        match *step {
             Step::Apply { pod: n, mesh, phase } => {
                 let mut object = pod(n, mesh);
-                object.phase = [Phase::Pending, Phase::Running, Phase::Running, Phase::Succeeded][usize::from(phase)];
+                object.phase =
+                    [Phase::Pending, Phase::Running, Phase::Running, Phase::Succeeded][usize::from(phase)];
                 if phase > 0 {
                     object.ips = sandbox(n, 0, false).addresses;
                 }
@@ -188,7 +207,7 @@ impl World {
             Step::Delete(n) => self.tell(Event::PodDeleted(Arc::new(pod(n, true)))),
             Step::Namespace => self.tell(Event::NamespaceApplied(Arc::new(source::Namespace {
                 name: "default".parse().unwrap(),
-                labels: Default::default(),
+                labels: Labels::default(),
             }))),
             Step::Add(n) => self.add(n),
             Step::Del(n) => self.del(n),
@@ -221,7 +240,8 @@ impl World {
                         self.ended.insert(sandbox.id.clone());
                     }
                     sandbox.programmed = self.rules.get(&sandbox.id).cloned().unwrap_or(Desired::None);
-                    self.sandboxes.insert(Self::number(&sandbox.pod.uid), sandbox.clone());
+                    self.sandboxes
+                        .insert(Self::number(&sandbox.pod.uid), sandbox.clone());
                     self.tell(Event::SandboxPresent(Box::new(sandbox)));
                 }
                 self.tell(Event::SandboxesListed);
@@ -255,7 +275,9 @@ impl World {
     }
 
     fn del(&mut self, n: u32) {
-        let Some(sandbox) = self.sandboxes.remove(&n) else { return };
+        let Some(sandbox) = self.sandboxes.remove(&n) else {
+            return;
+        };
         self.ended.insert(sandbox.id.clone());
         self.tell(Event::SandboxGone {
             id: sandbox.id,
@@ -264,7 +286,9 @@ impl World {
     }
 
     fn ready(&mut self, which: usize) {
-        let Some((id, ready)) = self.connections.get_mut(which) else { return };
+        let Some((id, ready)) = self.connections.get_mut(which) else {
+            return;
+        };
         if std::mem::replace(ready, true) {
             return;
         }
@@ -282,6 +306,7 @@ impl World {
         self.sandboxes.values().any(|sandbox| sandbox.id == *id)
     }
 
+    #[expect(clippy::too_many_lines, reason = "one arm a call")]
     fn answer(&mut self, call: Effect, well: u8) {
         let fails = well == 0;
         let lost = well == 1;
@@ -316,17 +341,28 @@ impl World {
             Effect::Inspect { id, pod } => Event::Inspected {
                 id,
                 pod,
-                result: if fails { Err(broken()) } else { Ok(u32::from(well % 3)) },
+                result: if fails {
+                    Err(broken())
+                } else {
+                    Ok(u32::from(well % 3))
+                },
             },
             Effect::Complete { id, pod, verdict } => {
                 let refused = matches!(verdict, Verdict::Refuse(_));
-                let pending = self.sandboxes.values_mut().find(|sandbox| sandbox.id == id && sandbox.pending);
+                let pending = self
+                    .sandboxes
+                    .values_mut()
+                    .find(|sandbox| sandbox.id == id && sandbox.pending);
                 let result = match pending {
                     None => Err(Refused::TooLate),
                     // Refused by us or by the executor: it takes everything back and forgets the sandbox.
                     Some(_) if refused || fails => {
                         self.del(World::number(&pod));
-                        if refused { Ok(()) } else { Err(Refused::Failed(broken())) }
+                        if refused {
+                            Ok(())
+                        } else {
+                            Err(Refused::Failed(broken()))
+                        }
                     }
                     Some(sandbox) => {
                         sandbox.pending = false;
@@ -342,7 +378,11 @@ impl World {
             Effect::SyncProbes { .. } => Event::ProbesSynced(if fails { Err(broken()) } else { Ok(()) }),
             Effect::Lookup(pod) => Event::LookedUp {
                 pod,
-                found: if fails { Err("gone".into()) } else { Ok(source::Lookup::default()) },
+                found: if fails {
+                    Err("gone".into())
+                } else {
+                    Ok(source::Lookup::default())
+                },
             },
             Effect::ZdsWithdraw { pod, epoch } => Event::ZdsWithdrawn { pod, epoch },
             Effect::ZdsOffer { pod, epoch, to, .. } => {
@@ -406,7 +446,7 @@ proptest! {
     fn no_order_of_events_breaks_the_promises(steps in proptest::collection::vec(step(), 1..120)) {
         let mut world = World::new();
         for step in steps {
-            world.run(step);
+            world.run(&step);
         }
         world.quiesce();
         for (id, verdicts) in &world.adds {

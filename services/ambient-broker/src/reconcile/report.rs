@@ -23,7 +23,7 @@ impl World {
             };
             self.log(pod, Level::Info, message, reason.to_owned());
         }
-        let report = self.report(pod, standing, reason);
+        let report = Self::report(pod, standing, reason);
         if pod.report.as_deref() != Some(&report) {
             let report = Arc::new(report);
             pod.report = Some(report.clone());
@@ -97,7 +97,7 @@ impl World {
         }
     }
 
-    fn report(&self, pod: &Pod, standing: Standing, reason: &'static str) -> PodReport {
+    fn report(pod: &Pod, standing: Standing, reason: &'static str) -> PodReport {
         let mut verdict = match (&pod.object, &pod.decision) {
             (Some(_), Some(decision)) => decision.text.clone(),
             _ => "the source knows no such pod".to_owned(),

@@ -239,7 +239,9 @@ impl World {
     fn take_adopted(&mut self, pod: &mut Pod, sandbox: Sandbox) {
         match pod.current.as_ref() {
             Some(current) if current.add.is_some() => {}
-            Some(current) if current.sandbox.id.attachment != sandbox.id.attachment => self.replace(pod, sandbox),
+            Some(current) if current.sandbox.id.attachment != sandbox.id.attachment => {
+                self.replace(pod, sandbox);
+            }
             _ => self.take_sandbox(pod, sandbox),
         }
     }

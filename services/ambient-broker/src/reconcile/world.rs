@@ -48,14 +48,14 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            drain: Duration::from_secs(60),
+            drain: Duration::from_mins(1),
             drain_poll: Duration::from_millis(250),
             add_deadline: DEADLINES.executor.saturating_sub(Duration::from_millis(500)),
             lookup: Duration::from_secs(1),
             unwind: Duration::from_millis(500),
             retry: (Duration::from_millis(5), Duration::from_secs(5)),
             nack_retry: Duration::from_secs(5),
-            expired_retry: Duration::from_secs(300),
+            expired_retry: Duration::from_mins(5),
             status_hold: Duration::from_secs(5),
             log_pause: Duration::from_secs(10),
             snapshot_wait: Duration::from_secs(5),

@@ -159,9 +159,12 @@ impl Connection {
     async fn say(&mut self, server: &Zds, item: Item) -> Result<(), ConnectionError> {
         self.oldest.get_or_insert_with(Instant::now);
         let (bytes, netns) = match &item {
-            Item::Add(workload) => (message::add(&workload.uid, &workload.info), Some(workload.netns.clone())),
+            Item::Add(workload) => (
+                message::add(&workload.uid, &workload.info),
+                Some(workload.netns.clone()),
+            ),
             Item::Del(uid, _) => (message::del(uid), None),
-            Item::SnapshotSent => (message::snapshot_sent(), None),
+            Item::SnapshotEnd => (message::snapshot_sent(), None),
         };
         // Counted as said before it is: if the peer hangs here, this is what it hangs at.
         self.queue.said(item);
@@ -188,7 +191,11 @@ impl Connection {
 
     fn answered(&mut self, server: &Zds, bytes: &[u8]) -> Result<(), ConnectionError> {
         let refusal = message::parse_ack(bytes)?;
-        let sent = self.queue.unanswered.pop_front().ok_or(ConnectionError::Surplus)?;
+        let sent = self
+            .queue
+            .unanswered
+            .pop_front()
+            .ok_or(ConnectionError::Surplus)?;
         self.oldest = (!self.queue.unanswered.is_empty()).then(Instant::now);
         match (sent, refusal) {
             (Sent::Add(uid, epoch), Some(error)) => server.report(Event::ZdsNacked {
@@ -212,10 +219,14 @@ impl Connection {
             }
             // What a deletion is answered makes no difference: ztunnel forgets the workload either way.
             (Sent::Del(_), _) => {}
-            (Sent::SnapshotSent, Some(error)) => return Err(ConnectionError::SnapshotRefused(error)),
-            (Sent::SnapshotSent, None) => {
+            (Sent::SnapshotEnd, Some(error)) => return Err(ConnectionError::SnapshotRefused(error)),
+            (Sent::SnapshotEnd, None) => {
                 self.queue.phase = Phase::Ready;
-                tracing::info!(connection = self.id.0, workloads = self.queue.acked.len(), "ztunnel ready");
+                tracing::info!(
+                    connection = self.id.0,
+                    workloads = self.queue.acked.len(),
+                    "ztunnel ready"
+                );
                 server.report(Event::ZdsReady {
                     connection: self.id,
                     acked: self.queue.acked.drain().collect(),

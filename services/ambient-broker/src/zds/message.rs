@@ -4,8 +4,8 @@ use prost::Message;
 use sluice_proto::id::PodUid;
 use sluice_proto::pb::zds::workload_request::Payload;
 use sluice_proto::pb::zds::{
-    AddWorkload, DelWorkload, SnapshotSent, Version, WorkloadInfo as PbInfo, WorkloadRequest, WorkloadResponse,
-    ZdsHello, workload_response,
+    AddWorkload, DelWorkload, SnapshotSent, Version, WorkloadInfo as PbInfo, WorkloadRequest,
+    WorkloadResponse, ZdsHello, workload_response,
 };
 
 use crate::reconcile::event::WorkloadInfo;
@@ -86,7 +86,11 @@ mod tests {
             0x0a, 0x0e, 0x0a, 0x01, 0x75, 0x12, 0x09, 0x0a, 0x01, 0x6e, 0x12, 0x01, 0x73, 0x1a, 0x01, 0x61,
         ];
         assert_eq!(add(&uid("u"), &info), expected);
-        assert_eq!(del(&uid("u")), [0x12, 0x03, 0x12, 0x01, 0x75], "uid is field 2 of DelWorkload");
+        assert_eq!(
+            del(&uid("u")),
+            [0x12, 0x03, 0x12, 0x01, 0x75],
+            "uid is field 2 of DelWorkload"
+        );
         assert_eq!(snapshot_sent(), [0x1a, 0x00]);
         assert_eq!(parse_hello(&[0x08, 0x01]).unwrap(), VERSION);
         assert_eq!(parse_ack(&[0x0a, 0x00]).unwrap(), None);

@@ -41,7 +41,7 @@ impl Phase {
 pub(super) enum Item {
     Add(Box<Workload>),
     Del(PodUid, Arc<WithdrawGuard>),
-    SnapshotSent,
+    SnapshotEnd,
 }
 
 /// Something said, not answered.
@@ -49,7 +49,7 @@ pub(super) enum Item {
 pub(super) enum Sent {
     Add(PodUid, Epoch),
     Del(#[expect(dead_code, reason = "reports when dropped")] Arc<WithdrawGuard>),
-    SnapshotSent,
+    SnapshotEnd,
 }
 
 #[derive(Debug)]
@@ -97,8 +97,7 @@ impl Queue {
         if self.phase == Phase::Hello || (snapshot_only && over) {
             return;
         }
-        let in_flight =
-            |sent: &Sent| matches!(sent, Sent::Add(uid, epoch) if *uid == workload.uid && *epoch == workload.epoch);
+        let in_flight = |sent: &Sent| matches!(sent, Sent::Add(uid, epoch) if *uid == workload.uid && *epoch == workload.epoch);
         let known = self.acked.get(&workload.uid) == Some(&workload.epoch);
         if !over && (known || self.unanswered.iter().any(in_flight)) {
             return;
@@ -132,12 +131,11 @@ impl Queue {
     pub(super) fn next(&mut self) -> Option<Item> {
         let alone = self.unanswered.is_empty();
         match (self.phase, self.waiting.front()) {
-            (Phase::Hello | Phase::Ending, _) | (Phase::Ready, None) => None,
             (Phase::Snapshot, None) if alone && self.open => {
                 self.phase = Phase::Ending;
-                Some(Item::SnapshotSent)
+                Some(Item::SnapshotEnd)
             }
-            (Phase::Snapshot, None) => None,
+            (Phase::Hello | Phase::Ending, _) | (Phase::Snapshot | Phase::Ready, None) => None,
             (Phase::Snapshot, Some(Item::Add(_))) => {
                 let deleting = matches!(self.unanswered.back(), Some(Sent::Del(_)));
                 let room = self.unanswered.len() < self.window && !deleting;
@@ -164,7 +162,7 @@ impl Queue {
                 self.sent.remove(&uid);
                 Sent::Del(guard)
             }
-            Item::SnapshotSent => Sent::SnapshotSent,
+            Item::SnapshotEnd => Sent::SnapshotEnd,
         });
     }
 

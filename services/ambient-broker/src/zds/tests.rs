@@ -87,7 +87,10 @@ impl Server {
     }
 
     async fn event(&mut self) -> Event {
-        tokio::time::timeout(SOON, self.events.recv()).await.expect("no event").unwrap()
+        tokio::time::timeout(SOON, self.events.recv())
+            .await
+            .expect("no event")
+            .unwrap()
     }
 
     /// The next event that `pick` accepts.
@@ -101,7 +104,9 @@ impl Server {
 
     async fn ready(&mut self) -> (ConnectionId, Vec<(PodUid, Epoch)>) {
         self.expect(|event| match event {
-            Event::ZdsReady { connection, acked, .. } => Some((*connection, acked.clone())),
+            Event::ZdsReady {
+                connection, acked, ..
+            } => Some((*connection, acked.clone())),
             _ => None,
         })
         .await
@@ -127,10 +132,16 @@ impl Ztunnel {
         let received = tokio::time::timeout(SOON, self.socket.receive(1))
             .await
             .expect("nothing came")?;
-        let payload = WorkloadRequest::decode(received.bytes.as_slice()).unwrap().payload.unwrap();
+        let payload = WorkloadRequest::decode(received.bytes.as_slice())
+            .unwrap()
+            .payload
+            .unwrap();
         match &payload {
             Payload::Add(add) => {
-                let [netns] = received.descriptors.try_into().expect("not exactly one descriptor");
+                let [netns] = received
+                    .descriptors
+                    .try_into()
+                    .expect("not exactly one descriptor");
                 let inode = std::fs::File::from(netns).metadata().unwrap().ino();
                 self.held.insert(add.uid.clone(), inode);
             }
@@ -174,7 +185,10 @@ impl Ztunnel {
     }
 
     async fn ended(&mut self) -> bool {
-        matches!(self.take().await, Err(TransportError::Closed | TransportError::Call { .. }))
+        matches!(
+            self.take().await,
+            Err(TransportError::Closed | TransportError::Call { .. })
+        )
     }
 }
 
@@ -212,7 +226,10 @@ async fn at_most_a_window_of_snapshot_messages_is_unanswered() {
         for _ in 0..window {
             ztunnel.take().await.unwrap();
         }
-        assert!(ztunnel.silent(Duration::from_millis(100)).await, "window {window}");
+        assert!(
+            ztunnel.silent(Duration::from_millis(100)).await,
+            "window {window}"
+        );
         ztunnel.answer("").await;
         ztunnel.take().await.unwrap();
         assert!(ztunnel.silent(Duration::from_millis(50)).await);
@@ -248,16 +265,21 @@ async fn adds_go_to_the_connection_named_and_deletions_to_all() {
     assert_eq!(added(&second.ack().await), "uid-1");
     let acked = server
         .expect(|event| match event {
-            Event::ZdsAcked { connection, epoch, .. } => Some((*connection, *epoch)),
+            Event::ZdsAcked {
+                connection, epoch, ..
+            } => Some((*connection, *epoch)),
             _ => None,
         })
         .await;
     assert_eq!(acked, (newest, Epoch(7)));
     assert!(first.silent(Duration::from_millis(50)).await);
-    server.zds.withdraw(uid(1), Epoch(7));
+    server.zds.withdraw(&uid(1), Epoch(7));
     assert!(matches!(first.ack().await, Payload::Del(_)));
     assert!(matches!(second.take().await.unwrap(), Payload::Del(_)));
-    assert!(server.events.try_recv().is_err(), "withdrawn before everybody has answered");
+    assert!(
+        server.events.try_recv().is_err(),
+        "withdrawn before everybody has answered"
+    );
     // What a deletion is answered makes no difference.
     second.answer("unknown").await;
     server
@@ -268,7 +290,7 @@ async fn adds_go_to_the_connection_named_and_deletions_to_all() {
 #[tokio::test]
 async fn a_withdrawal_without_any_connection_is_done_at_once() {
     let mut server = Server::start(|_| {});
-    server.zds.withdraw(uid(1), Epoch(1));
+    server.zds.withdraw(&uid(1), Epoch(1));
     assert!(matches!(server.event().await, Event::ZdsWithdrawn { .. }));
 }
 
@@ -279,7 +301,7 @@ async fn a_peer_that_never_says_hello_delays_no_withdrawal() {
     while server.zds.status().connections.is_empty() {
         tokio::task::yield_now().await;
     }
-    server.zds.withdraw(uid(1), Epoch(1));
+    server.zds.withdraw(&uid(1), Epoch(1));
     let at = Instant::now();
     assert!(matches!(server.event().await, Event::ZdsWithdrawn { .. }));
     assert!(at.elapsed() < Duration::from_secs(1));
@@ -312,7 +334,7 @@ async fn a_deletion_in_a_snapshot_overlaps_nothing() {
     for _ in 0..3 {
         ztunnel.take().await.unwrap();
     }
-    server.zds.withdraw(uid(0), Epoch(1));
+    server.zds.withdraw(&uid(0), Epoch(1));
     server.zds.offer(workload(9, 2), None);
     assert!(ztunnel.silent(Duration::from_millis(50)).await);
     for _ in 0..3 {
@@ -333,8 +355,10 @@ async fn a_pod_that_leaves_before_its_turn_is_never_named() {
     let mut ztunnel = server.ztunnel().await;
     let first = added(&ztunnel.take().await.unwrap()).to_owned();
     let gone = (0..3).map(uid).find(|uid| uid.as_str() != first).unwrap();
-    server.zds.withdraw(gone.clone(), Epoch(1));
-    server.expect(|event| matches!(event, Event::ZdsWithdrawn { .. }).then_some(())).await;
+    server.zds.withdraw(&gone, Epoch(1));
+    server
+        .expect(|event| matches!(event, Event::ZdsWithdrawn { .. }).then_some(()))
+        .await;
     server.zds.open();
     ztunnel.answer("").await;
     assert_eq!(ztunnel.snapshot().await, 1);
@@ -349,7 +373,10 @@ async fn a_refusal_is_reported_and_the_connection_stays() {
     let mut ztunnel = server.ztunnel().await;
     ztunnel.take().await.unwrap();
     ztunnel.answer("port in use").await;
-    assert!(matches!(ztunnel.ack().await, Payload::SnapshotSent(_)), "the snapshot goes on");
+    assert!(
+        matches!(ztunnel.ack().await, Payload::SnapshotSent(_)),
+        "the snapshot goes on"
+    );
     let text = server
         .expect(|event| match event {
             Event::ZdsNacked { error, .. } => Some(error.clone()),
@@ -385,7 +412,7 @@ async fn an_answer_that_does_not_come_names_its_pod_and_closes_the_connection() 
     assert_eq!(server.closed().await, connection);
     // The late answer meets a closed socket and is credited to nobody; the other pod goes with the next snapshot.
     assert!(ztunnel.ended().await);
-    server.zds.withdraw(uid(1), Epoch(1));
+    server.zds.withdraw(&uid(1), Epoch(1));
     let mut again = server.ztunnel().await;
     assert_eq!(again.snapshot().await, 1);
     assert_eq!(server.ready().await.1, [(uid(2), Epoch(2))]);
@@ -426,7 +453,10 @@ async fn other_versions_are_not_spoken_to() {
 async fn a_peer_with_another_uid_is_refused_and_counted() {
     let server = Server::start(|options| options.peers.uids = vec![12_345]);
     let socket = server.connect();
-    assert!(matches!(socket.receive(1).await, Err(TransportError::Closed | TransportError::Call { .. })));
+    assert!(matches!(
+        socket.receive(1).await,
+        Err(TransportError::Closed | TransportError::Call { .. })
+    ));
     assert_eq!(server.zds.status().refused_peers, 1);
     assert_eq!(server.zds.status().ever_connected, 0);
 }
@@ -456,7 +486,7 @@ async fn bookkeeping_is_by_connection_whatever_the_order() {
         assert_eq!(added(&stays.ack().await), "uid-1");
         drop(stays);
         server.closed().await;
-        server.zds.withdraw(uid(1), Epoch(1));
+        server.zds.withdraw(&uid(1), Epoch(1));
     }
     for _ in 0..100 {
         drop(server.ztunnel().await);
@@ -481,7 +511,10 @@ async fn a_thousand_deletions_survive_a_peer_that_comes_and_goes() {
     let churn = tokio::spawn(async move {
         while !stopped.is_cancelled() {
             let socket = SeqpacketConnection::connect(&path).unwrap();
-            socket.send(&ZdsHello { version: 1 }.encode_to_vec(), &[]).await.unwrap();
+            socket
+                .send(&ZdsHello { version: 1 }.encode_to_vec(), &[])
+                .await
+                .unwrap();
             let mut ztunnel = Ztunnel {
                 socket,
                 held: HashMap::new(),
@@ -496,7 +529,7 @@ async fn a_thousand_deletions_survive_a_peer_that_comes_and_goes() {
     });
     let begun = Instant::now();
     for n in 0..1000 {
-        server.zds.withdraw(uid(n), Epoch(n.into()));
+        server.zds.withdraw(&uid(n), Epoch(n.into()));
         tokio::task::yield_now().await;
     }
     let mut withdrawn = 0;

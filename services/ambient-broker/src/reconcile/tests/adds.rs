@@ -1,0 +1,420 @@
+//! Pending ADDs, and sandboxes that come and go.
+
+use super::*;
+
+#[test]
+fn a_mesh_pod_gets_rules_and_descriptor_at_once_then_ztunnel_then_the_verdict() {
+    let mut bench = Bench::new();
+    bench.proxy(C1, &[]);
+    bench.apply(pod(1, true));
+    let sandbox = sandbox(1, 1, true);
+    bench.take();
+    bench.tell(Event::SandboxPending(Box::new(sandbox.clone())));
+    let effects = bench.take();
+    assert!(matches!(
+        effects.as_slice(),
+        [Effect::FetchDescriptor { .. }, Effect::Program { .. }]
+    ));
+    bench.fetched(&sandbox);
+    assert!(
+        bench.take().is_empty(),
+        "nothing goes to ztunnel before the rules are there"
+    );
+    bench.programmed(&sandbox, ambient());
+    let effects = bench.take();
+    let epoch = offered(&effects);
+    assert!(matches!(&effects[0], Effect::ZdsOffer { to: Some(C1), .. }));
+    bench.acked(1, C1, epoch);
+    assert_eq!(verdicts(&bench.take()), [Verdict::Ambient]);
+    assert_eq!(bench.report(1).standing, Standing::Pending);
+    bench.completed(&sandbox, Ok(()));
+    let effects = bench.take();
+    assert!(
+        matches!(effects.as_slice(), [Effect::WriteStatus { enrolled: true, .. }]),
+        "{effects:?}"
+    );
+    let report = bench.report(1);
+    assert_eq!(report.standing, Standing::Enrolled);
+    assert_eq!(report.acked, Some((C1, 5)));
+}
+
+#[test]
+fn a_pod_that_is_not_in_the_mesh_passes_with_this_one_call() {
+    let mut bench = Bench::new();
+    bench.apply(pod(1, false));
+    bench.tell(Event::SandboxPending(Box::new(sandbox(1, 1, true))));
+    let effects = bench.take();
+    assert_eq!(verdicts(&effects), [Verdict::Pass]);
+    assert!(programs(&effects).is_empty());
+}
+
+#[test]
+fn host_network_and_ended_pods_are_never_enrolled() {
+    let mut bench = Bench::new();
+    bench.proxy(C1, &[]);
+    let mut host = pod(1, true);
+    host.host_network = true;
+    bench.apply(host);
+    bench.tell(Event::SandboxChanged(Box::new(sandbox(1, 1, false))));
+    let mut ended = pod(2, true);
+    ended.phase = Phase::Succeeded;
+    bench.apply(ended);
+    bench.tell(Event::SandboxChanged(Box::new(sandbox(2, 1, false))));
+    let effects = bench.take();
+    assert!(programs(&effects).is_empty(), "{effects:?}");
+}
+
+#[test]
+fn an_add_of_an_unknown_pod_asks_the_source_and_is_refused_in_the_end() {
+    let mut bench = Bench::new();
+    let sandbox = sandbox(1, 1, true);
+    bench.tell(Event::SandboxPending(Box::new(sandbox.clone())));
+    let mut asked = 0;
+    for _ in 0..100 {
+        let effects = bench.take();
+        if effects.iter().any(|effect| matches!(effect, Effect::Lookup(_))) {
+            asked += 1;
+            bench.tell(Event::LookedUp {
+                pod: sandbox.pod.clone(),
+                found: Ok(source::Lookup::default()),
+            });
+        }
+        if !verdicts(&effects).is_empty() {
+            assert_eq!(refusal(&effects).code, ErrorCode::PodUnknown);
+            assert!(asked >= 3, "asked {asked} times");
+            return;
+        }
+        bench.pass(Duration::from_millis(20));
+    }
+    panic!("never refused");
+}
+
+#[test]
+fn an_add_goes_on_as_soon_as_the_source_tells_of_the_pod() {
+    let mut bench = Bench::new();
+    bench.tell(Event::SandboxPending(Box::new(sandbox(1, 1, true))));
+    assert!(matches!(bench.take().last(), Some(Effect::Lookup(_))));
+    bench.apply(pod(1, false));
+    assert_eq!(verdicts(&bench.take()), [Verdict::Pass]);
+}
+
+#[test]
+fn a_lookup_that_finds_another_uid_does_not_count() {
+    let mut bench = Bench::new();
+    let sandbox = sandbox(1, 1, true);
+    bench.tell(Event::SandboxPending(Box::new(sandbox.clone())));
+    let mut older = pod(1, false);
+    older.id.uid = uid(99);
+    bench.tell(Event::LookedUp {
+        pod: sandbox.pod.clone(),
+        found: Ok(source::Lookup {
+            pod: Some(Arc::new(older)),
+            namespace: None,
+        }),
+    });
+    assert!(verdicts(&bench.take()).is_empty());
+    let mut effects = Vec::new();
+    while verdicts(&effects).is_empty() {
+        bench.pass(Duration::from_millis(10));
+        effects = bench.take();
+        if effects.iter().any(|effect| matches!(effect, Effect::Lookup(_))) {
+            bench.tell(Event::LookedUp {
+                pod: sandbox.pod.clone(),
+                found: Err("directory gone".into()),
+            });
+        }
+    }
+    let refused = refusal(&effects);
+    assert_eq!(refused.code, ErrorCode::PodUnknown);
+    assert!(refused.cause.contains("directory gone"), "{refused}");
+}
+
+#[test]
+fn an_add_before_the_source_has_told_anything_is_refused() {
+    let mut bench = Bench::cold();
+    bench.tell(Event::ExecutorConnected);
+    bench.tell(Event::SandboxesListed);
+    bench.tell(Event::SandboxPending(Box::new(sandbox(1, 1, true))));
+    assert_eq!(refusal(&bench.take()).code, ErrorCode::BrokerState);
+}
+
+#[test]
+fn an_add_waits_for_a_ztunnel_and_takes_the_snapshots_ack() {
+    let mut bench = Bench::new();
+    bench.apply(pod(1, true));
+    let sandbox = sandbox(1, 1, true);
+    let epoch = bench.add_until_offered(&sandbox);
+    bench.pass(Duration::from_secs(3));
+    assert!(verdicts(&bench.take()).is_empty());
+    assert_eq!(bench.report(1).reason, "no-proxy");
+    bench.proxy(C1, &[(1, epoch)]);
+    assert_eq!(verdicts(&bench.take()), [Verdict::Ambient]);
+}
+
+#[test]
+fn an_add_without_any_ztunnel_is_refused_before_the_executor_gives_up() {
+    let mut bench = Bench::new();
+    bench.apply(pod(1, true));
+    let sandbox = sandbox(1, 1, true);
+    let epoch = bench.add_until_offered(&sandbox);
+    bench.pass(Duration::from_secs(8));
+    assert!(verdicts(&bench.take()).is_empty());
+    bench.pass(Duration::from_millis(600));
+    let effects = bench.take();
+    assert_eq!(withdraws(&effects), 1);
+    assert_eq!(programs(&effects), [Desired::None]);
+    bench.withdrawn(epoch);
+    bench.programmed(&sandbox, Desired::None);
+    assert_eq!(refusal(&bench.take()).code, ErrorCode::NoProxy);
+}
+
+#[test]
+fn each_failing_stage_takes_the_earlier_ones_back() {
+    // Rules.
+    let mut bench = Bench::new();
+    bench.proxy(C1, &[]);
+    bench.apply(pod(1, true));
+    let sandbox = sandbox(1, 1, true);
+    bench.tell(Event::SandboxPending(Box::new(sandbox.clone())));
+    bench.take();
+    bench.tell(Event::Programmed {
+        id: sandbox.id.clone(),
+        pod: uid(1),
+        desired: ambient(),
+        result: Err(Refused::Failed(failure(ErrorCode::Rules))),
+    });
+    assert_eq!(refusal(&bench.take()).code, ErrorCode::Rules);
+    bench.completed(&sandbox, Ok(()));
+
+    // Descriptor.
+    let second = super::sandbox(1, 2, true);
+    bench.tell(Event::SandboxPending(Box::new(second.clone())));
+    bench.programmed(&second, ambient());
+    bench.take();
+    bench.tell(Event::Fetched {
+        id: second.id.clone(),
+        pod: uid(1),
+        result: Err(failure(ErrorCode::SandboxGone)),
+    });
+    assert_eq!(programs(&bench.take()), [Desired::None]);
+    bench.programmed(&second, Desired::None);
+    assert_eq!(refusal(&bench.take()).code, ErrorCode::SandboxGone);
+    bench.completed(&second, Ok(()));
+
+    // ztunnel refuses: it is told to forget the pod.
+    let third = super::sandbox(1, 3, true);
+    let epoch = bench.add_until_offered(&third);
+    bench.tell(Event::ZdsNacked {
+        connection: C1,
+        pod: uid(1),
+        epoch,
+        error: "failed to start proxy : bind [::1]:15053".into(),
+    });
+    let effects = bench.take();
+    assert_eq!(withdraws(&effects), 1);
+    assert_eq!(programs(&effects), [Desired::None]);
+    bench.withdrawn(epoch);
+    bench.programmed(&third, Desired::None);
+    let refused = refusal(&bench.take());
+    assert_eq!(refused.code, ErrorCode::ProxyNack);
+    assert!(refused.cause.contains("disable_ipv6"), "{refused}");
+    bench.completed(&third, Ok(()));
+    assert!(
+        bench
+            .take()
+            .iter()
+            .any(|e| matches!(e, Effect::DropDescriptor(id) if *id == third.id))
+    );
+
+    // The executor fails at the last step (probe set): it has ended the ADD, we take back the rest.
+    let fourth = super::sandbox(1, 4, true);
+    let epoch = bench.add_until_offered(&fourth);
+    bench.acked(1, C1, epoch);
+    bench.take();
+    bench.completed(&fourth, Err(Refused::Failed(failure(ErrorCode::ProbeSet))));
+    let effects = bench.take();
+    assert_eq!(withdraws(&effects), 1);
+    assert!(verdicts(&effects).is_empty());
+    assert!(effects.iter().any(|e| matches!(e, Effect::DropDescriptor(_))));
+    assert!(
+        effects
+            .iter()
+            .any(|e| matches!(e, Effect::SyncProbes { remove, .. } if remove.len() == 1))
+    );
+    assert_eq!(bench.report(1).reason, "probe-set");
+}
+
+#[test]
+fn only_the_expired_pod_fails_and_the_other_goes_with_the_next_snapshot() {
+    let mut bench = Bench::new();
+    bench.proxy(C1, &[]);
+    bench.apply(pod(1, true));
+    bench.apply(pod(2, true));
+    let (one, two) = (sandbox(1, 1, true), sandbox(2, 1, true));
+    let first = bench.add_until_offered(&one);
+    bench.tell(Event::SandboxPending(Box::new(two.clone())));
+    bench.programmed(&two, ambient());
+    bench.fetched(&two);
+    let second = offered(&bench.take());
+    bench.pass(Duration::from_secs(4));
+    bench.tell(Event::ZdsExpired {
+        connection: C1,
+        pod: uid(1),
+        epoch: first,
+        waited: Duration::from_secs(4),
+    });
+    bench.tell(Event::ZdsClosed(C1));
+    bench.withdrawn(first);
+    bench.programmed(&one, Desired::None);
+    let effects = bench.take();
+    let refused = refusal(&effects);
+    assert_eq!(refused.code, ErrorCode::ProxyTimeout);
+    assert!(refused.cause.contains("uid-1"), "{refused}");
+    assert_eq!(refused.stage, "waiting for ztunnel ack");
+    bench.proxy(C2, &[(2, second)]);
+    assert_eq!(verdicts(&bench.take()), [Verdict::Ambient]);
+}
+
+#[test]
+fn three_sandboxes_of_one_uid_leave_only_the_last_netns() {
+    let mut bench = Bench::new();
+    bench.apply(pod(1, true));
+    let mut dropped = Vec::new();
+    for life in 1..=2 {
+        let failing = sandbox(1, life, true);
+        let epoch = bench.add_until_offered(&failing);
+        bench.pass(Duration::from_secs(9));
+        bench.withdrawn(epoch);
+        bench.programmed(&failing, Desired::None);
+        bench.completed(&failing, Ok(()));
+        bench.tell(Event::SandboxGone {
+            id: failing.id.clone(),
+            pod: uid(1),
+        });
+        dropped.extend(
+            bench
+                .take()
+                .into_iter()
+                .filter(|e| matches!(e, Effect::DropDescriptor(_))),
+        );
+    }
+    assert_eq!(dropped.len(), 2);
+    let last = sandbox(1, 3, true);
+    bench.tell(Event::SandboxPending(Box::new(last.clone())));
+    bench.programmed(&last, ambient());
+    bench.fetched(&last);
+    let effects = bench.take();
+    let epoch = offered(&effects);
+    assert!(
+        effects
+            .iter()
+            .any(|e| matches!(e, Effect::ZdsOffer { held, .. } if *held == last.id))
+    );
+    bench.proxy(C1, &[(1, epoch)]);
+    assert_eq!(verdicts(&bench.take()), [Verdict::Ambient]);
+}
+
+#[test]
+fn a_newer_sandbox_ends_the_add_of_the_older_one() {
+    let mut bench = Bench::new();
+    bench.apply(pod(1, true));
+    let first = sandbox(1, 1, true);
+    let epoch = bench.add_until_offered(&first);
+    let second = sandbox(1, 2, true);
+    bench.tell(Event::SandboxPending(Box::new(second.clone())));
+    let effects = bench.take();
+    assert_eq!(refusal(&effects).code, ErrorCode::TooLate);
+    assert_eq!(withdraws(&effects), 1);
+    assert!(
+        effects
+            .iter()
+            .any(|e| matches!(e, Effect::DropDescriptor(id) if *id == first.id))
+    );
+    bench.programmed(&second, ambient());
+    bench.fetched(&second);
+    assert!(
+        bench.take().is_empty(),
+        "nothing new before ztunnel has forgotten the old netns"
+    );
+    bench.withdrawn(epoch);
+    assert_ne!(offered(&bench.take()), epoch);
+}
+
+#[test]
+fn a_second_identical_add_changes_nothing_in_the_netns() {
+    let (mut bench, first, _) = Bench::enrolled();
+    let mut again = first.clone();
+    again.id.generation = 2;
+    again.programmed = ambient();
+    bench.tell(Event::SandboxPending(Box::new(again.clone())));
+    let effects = bench.take();
+    assert_eq!(verdicts(&effects), [Verdict::Ambient]);
+    assert!(programs(&effects).is_empty());
+    assert!(!effects.iter().any(|e| matches!(e, Effect::ZdsOffer { .. })));
+}
+
+#[test]
+fn a_further_interface_of_the_same_sandbox_passes() {
+    let (mut bench, first, _) = Bench::enrolled();
+    let mut further = first;
+    further.id.attachment.ifname = InterfaceName::parse("net1").unwrap();
+    further.id.generation = 7;
+    bench.tell(Event::SandboxPending(Box::new(further)));
+    let effects = bench.take();
+    assert_eq!(verdicts(&effects), [Verdict::Pass]);
+    assert_eq!(effects.len(), 1);
+}
+
+#[test]
+fn a_late_verdict_is_taken_back() {
+    let mut bench = Bench::new();
+    bench.proxy(C1, &[]);
+    bench.apply(pod(1, true));
+    let sandbox = sandbox(1, 1, true);
+    let epoch = bench.add_until_offered(&sandbox);
+    bench.acked(1, C1, epoch);
+    bench.take();
+    bench.completed(&sandbox, Err(Refused::TooLate));
+    let effects = bench.take();
+    assert_eq!(withdraws(&effects), 1);
+    assert!(effects.iter().any(|e| matches!(e, Effect::DropDescriptor(_))));
+    assert!(verdicts(&effects).is_empty());
+}
+
+#[test]
+fn a_deleted_sandbox_is_withdrawn_and_its_descriptor_closed() {
+    let (mut bench, sandbox, _) = Bench::enrolled();
+    bench.tell(Event::SandboxGone {
+        id: sandbox.id.clone(),
+        pod: uid(1),
+    });
+    let effects = bench.take();
+    assert_eq!(withdraws(&effects), 1);
+    assert!(effects.iter().any(|e| matches!(e, Effect::DropDescriptor(_))));
+    assert!(
+        effects
+            .iter()
+            .any(|e| matches!(e, Effect::SyncProbes { remove, .. } if remove.len() == 1))
+    );
+    assert!(
+        effects
+            .iter()
+            .any(|e| matches!(e, Effect::WriteStatus { enrolled: false, .. }))
+    );
+    assert!(programs(&effects).is_empty());
+}
+
+#[test]
+fn a_descriptor_that_comes_after_its_sandbox_has_gone_is_closed() {
+    let mut bench = Bench::new();
+    bench.apply(pod(1, true));
+    let sandbox = sandbox(1, 1, true);
+    bench.tell(Event::SandboxPending(Box::new(sandbox.clone())));
+    bench.tell(Event::SandboxGone {
+        id: sandbox.id.clone(),
+        pod: uid(1),
+    });
+    bench.take();
+    bench.fetched(&sandbox);
+    assert_eq!(bench.take(), [Effect::DropDescriptor(sandbox.id)]);
+}

@@ -1,0 +1,174 @@
+//! ztunnel connections and executor lives that come and go.
+
+use super::*;
+
+#[test]
+fn adds_go_to_the_newest_ready_connection_and_back_when_it_dies() {
+    let (mut bench, _, epoch) = Bench::enrolled();
+    bench.tell(Event::ZdsConnected(C2));
+    bench.apply(pod(2, true));
+    bench.apply(pod(3, true));
+    let offer = |bench: &mut Bench, sandbox: &Sandbox| {
+        bench.tell(Event::SandboxPending(Box::new(sandbox.clone())));
+        bench.programmed(sandbox, ambient());
+        bench.fetched(sandbox);
+        let effects = bench.take();
+        let to = effects.iter().find_map(|e| match e {
+            Effect::ZdsOffer { to, .. } => *to,
+            _ => None,
+        });
+        (offered(&effects), to)
+    };
+    let (two, three) = (sandbox(2, 1, true), sandbox(3, 1, true));
+    let (second, to) = offer(&mut bench, &two);
+    assert_eq!(
+        to,
+        Some(C1),
+        "a connection without an acknowledged snapshot serves nobody"
+    );
+    bench.acked(2, C1, second);
+    bench.completed(&two, Ok(()));
+    bench.tell(Event::ZdsReady {
+        connection: C2,
+        acked: vec![(uid(1), epoch), (uid(2), second)],
+        unix_ms: 9,
+    });
+    assert!(!bench.take().iter().any(|e| matches!(e, Effect::ZdsOffer { .. })));
+    let (third, to) = offer(&mut bench, &three);
+    assert_eq!(to, Some(C2));
+    bench.acked(3, C2, third);
+    bench.completed(&three, Ok(()));
+    assert_eq!(bench.report(3).standing, Standing::Enrolled);
+    bench.take();
+    // The first connection has never heard of pod 3.
+    bench.tell(Event::ZdsClosed(C2));
+    assert_eq!(offered(&bench.take()), third);
+    assert_eq!(bench.report(2).standing, Standing::Enrolled);
+}
+
+#[test]
+fn a_new_connection_that_refuses_everything_does_not_fail_adds() {
+    let mut bench = Bench::new();
+    bench.proxy(C1, &[]);
+    bench.apply(pod(1, true));
+    let sandbox = sandbox(1, 1, true);
+    bench.tell(Event::ZdsConnected(C2));
+    let epoch = bench.add_until_offered(&sandbox);
+    bench.tell(Event::ZdsNacked {
+        connection: C2,
+        pod: uid(1),
+        epoch,
+        error: "no".into(),
+    });
+    assert!(bench.take().is_empty());
+    bench.acked(1, C1, epoch);
+    assert_eq!(verdicts(&bench.take()), [Verdict::Ambient]);
+}
+
+#[test]
+fn a_short_loss_of_the_proxy_costs_no_status_write() {
+    let (mut bench, _, epoch) = Bench::enrolled();
+    bench.tell(Event::ZdsClosed(C1));
+    bench.pass(Duration::from_secs(2));
+    bench.proxy(C2, &[(1, epoch)]);
+    assert!(bench.take().is_empty());
+    bench.tell(Event::ZdsClosed(C2));
+    bench.pass(Duration::from_secs(6));
+    let effects = bench.take();
+    assert!(
+        matches!(effects.as_slice(), [Effect::WriteStatus { enrolled: false, .. }]),
+        "{effects:?}"
+    );
+    assert_eq!(bench.report(1).reason, "no-proxy");
+}
+
+#[test]
+fn after_a_restart_nothing_is_programmed_and_snapshots_wait_for_every_netns() {
+    let mut bench = Bench::cold();
+    bench.apply(pod(1, true));
+    bench.apply(pod(2, true));
+    bench.tell(Event::SourceSynced);
+    bench.tell(Event::ExecutorConnected);
+    for n in 1..=2 {
+        let mut present = sandbox(n, 1, false);
+        present.programmed = ambient();
+        bench.tell(Event::SandboxPresent(Box::new(present)));
+    }
+    bench.tell(Event::SandboxesListed);
+    let effects = bench.take();
+    assert!(programs(&effects).is_empty());
+    assert!(!effects.contains(&Effect::ZdsOpen));
+    bench.fetched(&sandbox(1, 1, false));
+    let first = offered(&bench.take());
+    bench.fetched(&sandbox(2, 1, false));
+    let effects = bench.take();
+    assert!(effects.contains(&Effect::ZdsOpen));
+    let second = offered(&effects);
+    let prunes = effects
+        .iter()
+        .any(|e| matches!(e, Effect::SyncProbes { add, prune: true, .. } if add.len() == 2));
+    assert!(prunes, "{effects:?}");
+    bench.proxy(C1, &[(1, first), (2, second)]);
+    bench.tell(Event::ProbesSynced(Ok(())));
+    assert_eq!(bench.report(1).standing, Standing::Enrolled);
+    assert_eq!(bench.report(2).standing, Standing::Enrolled);
+    assert!(programs(&bench.take()).is_empty());
+}
+
+#[test]
+fn snapshots_wait_only_so_long_for_a_netns_that_cannot_be_reached() {
+    let mut bench = Bench::cold();
+    bench.apply(pod(1, true));
+    bench.tell(Event::SourceSynced);
+    bench.tell(Event::ExecutorConnected);
+    let mut lost = sandbox(1, 1, false);
+    lost.programmed = ambient();
+    lost.reachable = false;
+    lost.broken = Some(failure(ErrorCode::OpenerNetns));
+    bench.tell(Event::SandboxPresent(Box::new(lost)));
+    bench.tell(Event::SandboxesListed);
+    bench.pass(Duration::from_secs(4));
+    assert!(!bench.take().contains(&Effect::ZdsOpen));
+    bench.pass(Duration::from_secs(2));
+    assert!(bench.take().contains(&Effect::ZdsOpen));
+    let report = bench.report(1);
+    assert_eq!(
+        (report.standing, report.reason),
+        (Standing::Broken, "netns-not-found")
+    );
+}
+
+#[test]
+fn a_restarted_executor_gets_its_descriptor_back() {
+    let (mut bench, enrolled, _) = Bench::enrolled();
+    bench.tell(Event::ExecutorDisconnected);
+    bench.tell(Event::ExecutorConnected);
+    let mut lost = enrolled.clone();
+    lost.pending = false;
+    lost.programmed = ambient();
+    lost.reachable = false;
+    bench.tell(Event::SandboxPresent(Box::new(lost)));
+    bench.tell(Event::SandboxesListed);
+    let effects = bench.take();
+    assert!(
+        effects
+            .iter()
+            .any(|e| matches!(e, Effect::OfferDescriptor { held, .. } if *held == enrolled.id))
+    );
+    assert!(
+        effects
+            .iter()
+            .any(|e| matches!(e, Effect::SyncProbes { add, .. } if add.len() == 1))
+    );
+    assert!(programs(&effects).is_empty());
+    assert_eq!(withdraws(&effects), 0);
+}
+
+#[test]
+fn a_sandbox_that_a_restarted_executor_does_not_list_is_gone() {
+    let (mut bench, _, _) = Bench::enrolled();
+    bench.tell(Event::ExecutorDisconnected);
+    bench.tell(Event::ExecutorConnected);
+    bench.tell(Event::SandboxesListed);
+    assert_eq!(withdraws(&bench.take()), 1);
+}

@@ -1,0 +1,333 @@
+//! Pods that run already: enrolled and drained by their labels, ended, deleted, damaged.
+
+use super::*;
+
+#[test]
+fn a_labelled_running_pod_is_enrolled_only_when_a_proxy_is_ready() {
+    let mut bench = Bench::new();
+    bench.apply(pod(1, false));
+    let sandbox = sandbox(1, 1, false);
+    bench.tell(Event::SandboxChanged(Box::new(sandbox.clone())));
+    bench.fetched(&sandbox);
+    bench.take();
+    bench.apply(pod(1, true));
+    bench.pass(Duration::from_mins(1));
+    assert!(
+        programs(&bench.take()).is_empty(),
+        "a running pod is not touched without a proxy"
+    );
+    let report = bench.report(1);
+    assert_eq!((report.standing, report.reason), (Standing::Pending, "no-proxy"));
+
+    bench.proxy(C1, &[]);
+    assert_eq!(programs(&bench.take()), [ambient()]);
+    bench.programmed(&sandbox, ambient());
+    let epoch = offered(&bench.take());
+    bench.acked(1, C1, epoch);
+    let effects = bench.take();
+    assert!(
+        matches!(effects.as_slice(), [Effect::SyncProbes { .. }]),
+        "{effects:?}"
+    );
+    bench.tell(Event::ProbesSynced(Ok(())));
+    assert!(matches!(
+        bench.take().as_slice(),
+        [Effect::WriteStatus { enrolled: true, .. }]
+    ));
+    assert_eq!(bench.report(1).standing, Standing::Enrolled);
+}
+
+#[test]
+fn a_running_pod_whose_enrolment_fails_is_as_before_and_tried_again() {
+    let mut bench = Bench::new();
+    bench.proxy(C1, &[]);
+    bench.apply(pod(1, true));
+    let sandbox = sandbox(1, 1, false);
+    bench.tell(Event::SandboxChanged(Box::new(sandbox.clone())));
+    bench.fetched(&sandbox);
+    bench.programmed(&sandbox, ambient());
+    let epoch = offered(&bench.take());
+    bench.tell(Event::ZdsNacked {
+        connection: C1,
+        pod: uid(1),
+        epoch,
+        error: "no".into(),
+    });
+    assert_eq!(withdraws(&bench.take()), 1);
+    bench.withdrawn(epoch);
+    bench.pass(Duration::from_secs(7));
+    let effects = bench.take();
+    assert_eq!(programs(&effects), [Desired::None]);
+    bench.programmed(&sandbox, Desired::None);
+    assert_eq!(bench.report(1).reason, "proxy-nack");
+    bench.pass(Duration::from_secs(7));
+    assert_eq!(programs(&bench.take()), [ambient()]);
+}
+
+#[test]
+fn a_proxy_that_goes_in_the_middle_of_a_running_pods_enrolment_leaves_it_untouched() {
+    let mut bench = Bench::new();
+    bench.proxy(C1, &[]);
+    bench.apply(pod(1, true));
+    let sandbox = sandbox(1, 1, false);
+    bench.tell(Event::SandboxChanged(Box::new(sandbox.clone())));
+    bench.fetched(&sandbox);
+    bench.programmed(&sandbox, ambient());
+    let epoch = offered(&bench.take());
+    bench.tell(Event::ZdsClosed(C1));
+    let effects = bench.take();
+    assert_eq!(withdraws(&effects), 1);
+    assert_eq!(programs(&effects), [Desired::None]);
+    bench.withdrawn(epoch);
+    bench.programmed(&sandbox, Desired::None);
+    assert_eq!(bench.report(1).reason, "no-proxy");
+}
+
+#[test]
+fn leaving_drains_first_and_then_tells_ztunnel() {
+    let (mut bench, sandbox, epoch) = Bench::enrolled();
+    bench.apply(pod(1, false));
+    let effects = bench.take();
+    assert_eq!(programs(&effects), [draining()]);
+    assert!(
+        effects
+            .iter()
+            .any(|e| matches!(e, Effect::WriteStatus { enrolled: false, .. }))
+    );
+    assert_eq!(withdraws(&effects), 0);
+    assert_eq!(bench.report(1).standing, Standing::Draining);
+    bench.programmed(&sandbox, draining());
+    let inspect = |effects: &[Effect]| effects.iter().any(|e| matches!(e, Effect::Inspect { .. }));
+    assert!(inspect(&bench.take()), "the first look is at once");
+    let inspected = |bench: &mut Bench, redirected| {
+        bench.tell(Event::Inspected {
+            id: sandbox.id.clone(),
+            pod: uid(1),
+            result: Ok(redirected),
+        });
+    };
+    inspected(&mut bench, 3);
+    assert!(bench.take().is_empty());
+    bench.pass(Duration::from_millis(260));
+    assert!(inspect(&bench.take()));
+    inspected(&mut bench, 0);
+    let effects = bench.take();
+    assert_eq!(withdraws(&effects), 1);
+    assert!(
+        effects
+            .iter()
+            .any(|e| matches!(e, Effect::SyncProbes { remove, .. } if remove.len() == 1))
+    );
+    bench.withdrawn(epoch);
+    bench.programmed(&sandbox, Desired::None);
+    assert_eq!(bench.report(1).standing, Standing::Out);
+}
+
+#[test]
+fn a_drain_ends_at_its_timeout() {
+    let (mut bench, sandbox, _) = Bench::enrolled();
+    bench.apply(pod(1, false));
+    bench.programmed(&sandbox, draining());
+    bench.take();
+    for _ in 0..59 {
+        bench.tell(Event::Inspected {
+            id: sandbox.id.clone(),
+            pod: uid(1),
+            result: Ok(1),
+        });
+        bench.pass(Duration::from_secs(1));
+        assert_eq!(withdraws(&bench.take()), 0);
+    }
+    bench.pass(Duration::from_secs(2));
+    assert_eq!(withdraws(&bench.take()), 1);
+}
+
+#[test]
+fn a_pod_labelled_again_while_it_drains_goes_back_without_ztunnel_noticing() {
+    let (mut bench, sandbox, _) = Bench::enrolled();
+    bench.apply(pod(1, false));
+    bench.programmed(&sandbox, draining());
+    bench.take();
+    bench.apply(pod(1, true));
+    let effects = bench.take();
+    assert_eq!(programs(&effects), [ambient()]);
+    bench.programmed(&sandbox, ambient());
+    let effects = bench.take();
+    assert!(!effects.iter().any(|e| matches!(e, Effect::ZdsOffer { .. })));
+    assert_eq!(withdraws(&effects), 0);
+    assert_eq!(bench.report(1).standing, Standing::Enrolled);
+}
+
+#[test]
+fn twenty_times_off_and_on_are_twenty_offers_and_twenty_withdrawals() {
+    let (mut bench, sandbox, mut epoch) = Bench::enrolled();
+    let (mut offers, mut withdrawals) = (0, 0);
+    for _ in 0..20 {
+        bench.apply(pod(1, false));
+        bench.programmed(&sandbox, draining());
+        bench.tell(Event::Inspected {
+            id: sandbox.id.clone(),
+            pod: uid(1),
+            result: Ok(0),
+        });
+        withdrawals += withdraws(&bench.take());
+        bench.withdrawn(epoch);
+        bench.programmed(&sandbox, Desired::None);
+        bench.tell(Event::ProbesSynced(Ok(())));
+        bench.apply(pod(1, true));
+        bench.programmed(&sandbox, ambient());
+        epoch = offered(&bench.take());
+        offers += 1;
+        bench.acked(1, C1, epoch);
+        bench.tell(Event::ProbesSynced(Ok(())));
+        assert_eq!(bench.report(1).standing, Standing::Enrolled);
+    }
+    assert_eq!((offers, withdrawals), (20, 20));
+}
+
+#[test]
+fn a_deleted_or_ended_pod_is_withdrawn_without_drain_and_keeps_its_rules() {
+    for ended in [false, true] {
+        let (mut bench, _, epoch) = Bench::enrolled();
+        if ended {
+            let mut gone = pod(1, true);
+            gone.phase = Phase::Succeeded;
+            bench.apply(gone);
+        } else {
+            bench.tell(Event::PodDeleted(Arc::new(pod(1, true))));
+        }
+        let effects = bench.take();
+        assert_eq!(withdraws(&effects), 1);
+        assert!(programs(&effects).is_empty());
+        bench.withdrawn(epoch);
+        assert_eq!(bench.report(1).standing, Standing::Out);
+    }
+}
+
+#[test]
+fn a_pod_that_runs_again_is_enrolled_again() {
+    let (mut bench, _, epoch) = Bench::enrolled();
+    let mut gone = pod(1, true);
+    gone.phase = Phase::Failed;
+    bench.apply(gone);
+    bench.withdrawn(epoch);
+    bench.take();
+    let mut back = pod(1, true);
+    back.phase = Phase::Running;
+    bench.apply(back);
+    let again = offered(&bench.take());
+    assert_ne!(again, epoch);
+}
+
+#[test]
+fn a_running_pod_without_sandbox_is_looked_for_until_it_is_found() {
+    let mut bench = Bench::new();
+    bench.proxy(C1, &[]);
+    let mut running = pod(1, true);
+    running.phase = Phase::Running;
+    running.ips = vec![IpAddr::from([10, 0, 0, 1])];
+    bench.apply(running);
+    for _ in 0..5 {
+        let effects = bench.take();
+        assert!(
+            effects.iter().any(|e| matches!(e, Effect::Adopt { .. })),
+            "{effects:?}"
+        );
+        bench.tell(Event::Adopted {
+            pod: uid(1),
+            result: Err(failure(ErrorCode::OpenerNetns)),
+        });
+        let report = bench.report(1);
+        assert_eq!(
+            (report.standing, report.reason),
+            (Standing::Broken, "netns-not-found")
+        );
+        bench.pass(Duration::from_secs(5));
+    }
+    bench.tell(Event::Adopted {
+        pod: uid(1),
+        result: Ok(Box::new(sandbox(1, 1, false))),
+    });
+    assert_eq!(programs(&bench.take()), [ambient()]);
+}
+
+#[test]
+fn drift_that_cannot_be_mended_withdraws_the_status_until_it_is() {
+    let (mut bench, mut enrolled, _) = Bench::enrolled();
+    enrolled.pending = false;
+    enrolled.programmed = ambient();
+    enrolled.broken = Some(failure(ErrorCode::Drift));
+    bench.tell(Event::SandboxChanged(Box::new(enrolled.clone())));
+    assert!(matches!(
+        bench.take().as_slice(),
+        [Effect::WriteStatus { enrolled: false, .. }]
+    ));
+    assert_eq!(bench.report(1).reason, "drift");
+    enrolled.broken = None;
+    bench.tell(Event::SandboxChanged(Box::new(enrolled)));
+    assert!(matches!(
+        bench.take().as_slice(),
+        [Effect::WriteStatus { enrolled: true, .. }]
+    ));
+}
+
+#[test]
+fn a_namespace_label_enrols_and_its_removal_drains() {
+    let mut bench = Bench::new();
+    bench.proxy(C1, &[]);
+    bench.apply(pod(1, false));
+    let sandbox = sandbox(1, 1, false);
+    bench.tell(Event::SandboxChanged(Box::new(sandbox.clone())));
+    bench.fetched(&sandbox);
+    bench.take();
+    let namespace = |mesh: bool| {
+        let mut labels = Labels::new();
+        if mesh {
+            labels.insert("istio.io/dataplane-mode".into(), "ambient".into());
+        }
+        Event::NamespaceApplied(Arc::new(source::Namespace {
+            name: "default".parse().unwrap(),
+            labels,
+        }))
+    };
+    bench.tell(namespace(true));
+    assert_eq!(programs(&bench.take()), [ambient()]);
+    bench.programmed(&sandbox, ambient());
+    let epoch = offered(&bench.take());
+    bench.acked(1, C1, epoch);
+    bench.tell(Event::ProbesSynced(Ok(())));
+    bench.take();
+    bench.tell(namespace(false));
+    assert_eq!(programs(&bench.take()), [draining()]);
+}
+
+#[test]
+fn a_pod_is_complained_about_once_in_ten_seconds() {
+    let mut bench = Bench::new();
+    bench.proxy(C1, &[]);
+    bench.apply(pod(1, true));
+    let sandbox = sandbox(1, 1, false);
+    bench.tell(Event::SandboxChanged(Box::new(sandbox.clone())));
+    let mut complaints = 0;
+    for _ in 0..200 {
+        bench.tell(Event::Programmed {
+            id: sandbox.id.clone(),
+            pod: uid(1),
+            desired: ambient(),
+            result: Err(Refused::Failed(failure(ErrorCode::Rules))),
+        });
+        bench.pass(Duration::from_millis(95));
+        let warned = |e: &&Effect| {
+            matches!(
+                e,
+                Effect::Log {
+                    level: Level::Warn,
+                    ..
+                }
+            )
+        };
+        complaints += bench.effects.iter().filter(warned).count();
+        bench.effects.clear();
+    }
+    assert!((1..=3).contains(&complaints), "{complaints} in 19 s");
+}
