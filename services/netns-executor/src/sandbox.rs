@@ -216,6 +216,15 @@ impl Slot {
     }
 }
 
+/// Empties a slot where it is dropped, as soon as whoever uses it is done.
+pub(crate) struct Emptied(pub(crate) Arc<Slot>);
+
+impl Drop for Emptied {
+    fn drop(&mut self) {
+        drop(self.0.replace(None));
+    }
+}
+
 fn not_at_hand(stage: &'static str) -> Failure {
     Failure::new(
         ErrorCode::SandboxGone,

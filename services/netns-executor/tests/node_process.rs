@@ -10,18 +10,24 @@
 mod harness;
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use caps::Capability;
 use harness::{Broker, Dial, Pod, ambient, eventually};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
+use prost::Message as _;
 use sluice_proto::pb::cni::add_response::Outcome;
+use sluice_proto::pb::executor::adopt_response::Outcome as Adopted;
 use sluice_proto::pb::executor::sandbox_event::Event;
-use sluice_proto::pb::executor::{NodeStatusRequest, PreflightRequest, Sandbox};
+use sluice_proto::pb::executor::{
+    DescriptorOf, DescriptorReply, DescriptorRequest, NodeStatusRequest, PreflightRequest, Sandbox,
+    descriptor_reply, descriptor_request,
+};
 use sluice_proto::pb::types::Mode;
 use sluice_proto::tombstone::Tombstone;
+use sluice_proto::transport::seqpacket::SeqpacketConnection;
 use sluice_testkit::netns::Netns;
 use sluice_testkit::node::Node;
 use sluice_testkit::process::{Identity, Process, Spawn};
@@ -138,7 +144,7 @@ impl Setup {
         drop(self.executor.take());
     }
 
-    fn pod(&self, pod: &sluice_testkit::pod::Pod) -> Pod {
+    fn pod(pod: &sluice_testkit::pod::Pod) -> Pod {
         let handed_over = pod.netns().run(|| {
             vec![
                 File::open("/proc/thread-self/ns/net").unwrap().into(),
@@ -158,7 +164,10 @@ impl Setup {
     }
 
     async fn enrolled(&self, broker: &mut Broker, pod: &sluice_testkit::pod::Pod) -> (Pod, Sandbox) {
-        let mut asked = self.pod(pod);
+        self.enrol(broker, Self::pod(pod)).await
+    }
+
+    async fn enrol(&self, broker: &mut Broker, mut asked: Pod) -> (Pod, Sandbox) {
         let add = self.dial.add(&asked);
         asked.handed_over = None;
         let sandbox = broker.enrol().await;
@@ -219,7 +228,7 @@ async fn after_kill_and_restart_pods_are_reached_by_path_and_no_rule_changes() {
         assert_eq!(nft(pod.netns(), "-a -s list ruleset"), *before);
     }
     s.until_host_is_reachable().await;
-    let host = || nft(&s.node.netns(), "-s list ruleset");
+    let host = || nft(s.node.netns(), "-s list ruleset");
     assert!(host().contains(&pods[0].ip().to_string()), "{}", host());
     eventually("tombstoned address left the probe set", || {
         !host().contains(&pods[1].ip().to_string())
@@ -244,7 +253,6 @@ async fn a_running_pod_is_adopted_and_a_features_check_runs() {
         addresses: vec![address],
         netns_path: String::new(),
     };
-    use sluice_proto::pb::executor::adopt_response::Outcome;
     let wrong = broker
         .client
         .adopt(request("192.0.2.1".into()))
@@ -254,7 +262,7 @@ async fn a_running_pod_is_adopted_and_a_features_check_runs() {
         .outcome
         .unwrap();
     assert!(
-        matches!(&wrong, Outcome::Failed(f) if f.cause.contains("none of its addresses")),
+        matches!(&wrong, Adopted::Failed(f) if f.cause.contains("none of its addresses")),
         "{wrong:?}"
     );
     let adopted = broker
@@ -265,7 +273,7 @@ async fn a_running_pod_is_adopted_and_a_features_check_runs() {
         .into_inner()
         .outcome
         .unwrap();
-    let Outcome::Sandbox(sandbox) = adopted else {
+    let Adopted::Sandbox(sandbox) = adopted else {
         panic!("{adopted:?}")
     };
     assert!(sandbox.adopted && sandbox.reachable);
@@ -306,4 +314,92 @@ async fn privileges_are_net_admin_alone_and_no_inet_socket_is_open() {
     }
     let answer = std::os::unix::net::UnixStream::connect(s.dial.run.cni_socket());
     assert!(answer.is_ok());
+}
+
+#[tokio::test]
+async fn a_descriptor_given_back_counts_only_for_its_own_sandbox() {
+    let mut s = Setup::start().await;
+    let pods = [
+        s.node.pod("a").create().unwrap(),
+        s.node.pod("b").create().unwrap(),
+    ];
+    let (mut broker, _) = s.watch().await;
+    // The path leads nowhere, so only the descriptor can bring the namespace back.
+    let pod = Pod {
+        path: s.node.netns_dir().join("gone"),
+        ..Setup::pod(&pods[0])
+    };
+    let (_, first) = s.enrol(&mut broker, pod).await;
+    let (_, held) = s.dial.fetch(&first).await;
+    drop(broker);
+    s.kill_executor();
+    drop(s.opener.take());
+    s.start_executor();
+    let (mut broker, snapshot) = s.watch().await;
+    assert!(!snapshot[0].reachable, "without an opener nothing is reached");
+    s.start_opener();
+    let offer = |descriptor: OwnedFd| {
+        let (dial, sandbox) = (s.dial.clone(), first.clone());
+        async move {
+            let connection = SeqpacketConnection::connect(&dial.run.descriptor_socket()).unwrap();
+            let of = DescriptorOf {
+                attachment: sandbox.attachment,
+                generation: sandbox.generation,
+            };
+            let request = DescriptorRequest {
+                request: Some(descriptor_request::Request::Offer(of)),
+            };
+            connection
+                .send(&request.encode_to_vec(), &[descriptor.as_fd()])
+                .await
+                .unwrap();
+            let reply = connection.receive(1).await.unwrap();
+            DescriptorReply::decode(reply.bytes.as_slice())
+                .unwrap()
+                .outcome
+                .unwrap()
+        }
+    };
+    s.until_host_is_reachable().await;
+    let wrong = offer(
+        pods[1]
+            .netns()
+            .run(|| File::open("/proc/thread-self/ns/net").unwrap().into()),
+    )
+    .await;
+    assert!(
+        matches!(&wrong, descriptor_reply::Outcome::Failed(f) if f.code == "EXE-GONE"),
+        "{wrong:?}"
+    );
+    let right = offer(held.into_iter().next().unwrap()).await;
+    assert!(
+        matches!(&right, descriptor_reply::Outcome::Ok(id) if id.inode == pods[0].netns().inode()),
+        "{right:?}"
+    );
+    let reached = |event| matches!(event, Event::Changed(sandbox) if sandbox.reachable).then_some(());
+    broker.until(reached).await;
+}
+
+#[tokio::test]
+async fn silent_slow_and_garbling_peers_delay_nobody() {
+    use std::io::Write as _;
+    use std::os::unix::net::UnixStream;
+    let s = Setup::start().await;
+    let path = s.dial.run.cni_socket();
+    let mut peers: Vec<_> = (0..30).map(|_| UnixStream::connect(&path).unwrap()).collect();
+    for peer in &mut peers[10..20] {
+        peer.write_all(b"P").unwrap();
+    }
+    for peer in &mut peers[20..] {
+        peer.write_all(b"\x7fgarbage").unwrap();
+    }
+    let pod = s.node.pod("a").create().unwrap();
+    let (mut broker, _) = s.watch().await;
+    let begun = std::time::Instant::now();
+    s.enrolled(&mut broker, &pod).await;
+    assert!(
+        begun.elapsed() < Duration::from_millis(500),
+        "{:?}",
+        begun.elapsed()
+    );
 }

@@ -76,8 +76,22 @@ impl Task {
 
     /// Its namespace was looked for and not found.
     pub(super) fn not_found(&mut self, failure: Failure) {
-        if self.descriptor.is_none() {
+        if self.descriptor.is_some() {
+            return;
+        }
+        self.attempts += 1;
+        let is_news = self.attempts == 1
+            || self
+                .broken
+                .as_ref()
+                .is_none_or(|broken| broken.code != failure.code);
+        let cause = format!("{} (attempt {})", failure.cause, self.attempts);
+        let failure = Failure { cause, ..failure };
+        if is_news {
             self.set_broken(failure);
+        } else {
+            self.broken = Some(failure);
+            self.publish_silently();
         }
     }
 

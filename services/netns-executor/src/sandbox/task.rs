@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::links::LinkWatch;
 use super::pending::PendingAdd;
 use super::registry::wait_for_end;
-use super::{Answer, Completed, Message, Reason, Slot, not_at_hand};
+use super::{Answer, Completed, Emptied, Message, Reason, Slot, not_at_hand};
 use crate::kernel::{Applied, Netns, Opened};
 use crate::node::Node;
 use crate::pool::{self, COMPONENT};
@@ -49,6 +49,8 @@ pub(super) struct Task {
     pub(super) slot: Arc<Slot>,
     pub(super) descriptor: Option<Arc<OwnedFd>>,
     pub(super) broken: Option<Failure>,
+    /// How often the namespace was looked for in vain.
+    pub(super) attempts: u32,
     pub(super) add: Option<Box<PendingAdd>>,
     pub(super) inbox: mpsc::UnboundedReceiver<Message>,
     pub(super) ended: CancellationToken,
@@ -78,6 +80,7 @@ impl Task {
             slot,
             descriptor: None,
             broken: None,
+            attempts: 0,
             add: None,
             inbox,
             ended,
@@ -180,6 +183,7 @@ impl Task {
             self.node.reaper.close(old);
         }
         self.broken = None;
+        self.attempts = 0;
         self.note();
     }
 
@@ -188,9 +192,8 @@ impl Task {
         if let Some(links) = self.links.take() {
             self.node.reaper.close(links.into_fd());
         }
-        if let Some(netns) = self.slot.replace(None) {
-            self.node.reaper.close(netns);
-        }
+        // Not here: a call that hangs may still hold the slot.
+        self.node.reaper.close(Emptied(Arc::clone(&self.slot)));
         if let Some(descriptor) = self.descriptor.take() {
             self.node.reaper.close(descriptor);
         }
