@@ -278,3 +278,31 @@ async fn sleep_until(deadline: Option<Instant>) {
         None => std::future::pending().await,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::fake::FakeKernel;
+    use crate::node::Settings;
+    use std::time::Duration;
+
+    #[tokio::test]
+    async fn a_sandbox_costs_little_memory() {
+        let directory = tempfile::tempdir().unwrap();
+        let settings = Settings {
+            state: directory.path().into(),
+            tombstones: directory.path().into(),
+            deadlines: sluice_proto::paths::DEADLINES,
+            drift: Duration::from_secs(5),
+            full_drift: Duration::from_secs(30),
+            recovery: Duration::from_secs(2),
+        };
+        let node = Node::new(settings, Arc::new(FakeKernel::default())).unwrap();
+        let (_sender, inbox) = mpsc::unbounded_channel();
+        let record = crate::table::tests::record("one");
+        let task = Task::new(node, record, Arc::default(), inbox, CancellationToken::new());
+        let future = task.run(Vec::new());
+        let bytes = size_of_val(&future);
+        assert!(bytes < 4096, "{bytes} bytes a sandbox");
+    }
+}
