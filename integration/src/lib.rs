@@ -2,5 +2,16 @@
 //! are started as they run in production, each apart, with its own user, capabilities and network namespace
 //! ([`mesh`]), on a simulated node of the testkit.
 
+pub mod cni_error;
+pub mod descriptors;
+pub mod kernel_state;
 pub mod manifests;
 pub mod mesh;
+pub mod netns_state;
+pub mod proxies;
+pub mod raw_ztunnel;
+pub mod rule_monitor;
+pub mod scene;
+pub mod table_owner;
+pub mod uds_http;
+pub mod watch;

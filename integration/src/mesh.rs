@@ -13,7 +13,7 @@ use sluice_proto::pb::workload::{
     DescribeRequest, DescribeResponse, NodeRequest, NodeResponse, Pod as PodStatus, PodState, SubscribeRequest, pod_event,
 };
 use sluice_proto::transport::grpc::{UdsChannel, origin};
-use sluice_testkit::cni::{Attachment, Chain, Outcome};
+use sluice_testkit::cni::{Attachment, Chain, Outcome, RunningPlugin};
 use sluice_testkit::netns::Netns;
 use sluice_testkit::node::Node;
 use sluice_testkit::pod::Pod;
@@ -72,7 +72,11 @@ impl Mesh {
 
     /// The same with options.
     pub fn start_with(options: MeshOptions) -> anyhow::Result<Self> {
-        let node = Node::new()?;
+        Self::start_on(Node::new()?, options)
+    }
+
+    /// The same on a node that was prepared before.
+    pub fn start_on(node: Node, options: MeshOptions) -> anyhow::Result<Self> {
         let run = node.prepare_run_dir()?;
         let manifests = Manifests::create(node.dir().join("manifests"))?;
         let executor = executor(&node, &options)?.start()?;
@@ -135,6 +139,13 @@ impl Mesh {
     /// ADD of a pod whose interface the fixture has made.
     pub fn add(&self, pod: &Pod) -> anyhow::Result<Outcome> {
         self.chain()?.add(&Attachment::from(pod), Some(&pod.prev_result("1.0.0")))
+    }
+
+    /// Starts the plugin's ADD of a pod and does not wait for it.
+    pub fn start_add(&self, pod: &Pod) -> anyhow::Result<RunningPlugin> {
+        let chain = self.chain()?;
+        let plugin = chain.plugins.last().context("an empty chain")?;
+        chain.start(plugin, "ADD", Some(&Attachment::from(pod)), Some(&pod.prev_result("1.0.0")))
     }
 
     /// DEL of a pod.
