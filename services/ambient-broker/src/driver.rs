@@ -46,6 +46,8 @@ pub enum Query {
 pub struct Overview {
     /// Where the pods stand.
     pub counts: Counts,
+    /// ADDs that wait for a verdict.
+    pub adding: usize,
     /// The source has been told in full.
     pub synced: bool,
     /// ZDS snapshots may be ended.
@@ -176,6 +178,7 @@ impl Driver {
             Query::Counts(reply) => {
                 let _ = reply.send(Overview {
                     counts: self.state.counts(),
+                    adding: self.state.adding(),
                     synced: self.state.synced(),
                     zds_open: self.state.zds_open(),
                 });

@@ -117,6 +117,12 @@ impl State {
         counts
     }
 
+    /// ADDs that wait for a verdict.
+    pub fn adding(&self) -> usize {
+        let adding = |pod: &&Pod| pod.current.as_ref().is_some_and(|current| current.add.is_some());
+        self.pods.values().filter(adding).count()
+    }
+
     /// All reports.
     pub fn reports(&self) -> impl Iterator<Item = &Arc<PodReport>> {
         self.pods.values().filter_map(|pod| pod.report.as_ref())

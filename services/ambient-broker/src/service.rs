@@ -13,13 +13,13 @@ use sluice_proto::transport::seqpacket::SeqpacketListener;
 use sluice_proto::transport::uds::{BindError, Peer, PeerPolicy, bind_stream};
 use sluice_selection::SelectionConfig;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::transport::server::Server;
 
 use crate::compat::Compatibility;
-use crate::driver::{Beat, Driver, Parts};
+use crate::driver::{Beat, Driver, Parts, Query};
 use crate::executor::Executor;
 use crate::health::Health;
 use crate::http::{Handler, Monitoring, serve_connection};
@@ -80,6 +80,13 @@ struct Listeners {
     tcp: Option<TcpListener>,
 }
 
+/// Everything that serves somebody; shares its parts with the loop.
+struct Servers {
+    monitoring: Monitoring,
+    compatibility: Compatibility,
+    workloads: Workloads,
+}
+
 /// Runs the broker until `stop` is cancelled. Nothing in any pod changes when it ends: rules stay, ztunnel keeps
 /// its proxies.
 pub async fn run(
@@ -110,79 +117,98 @@ pub async fn run(
         metrics: Arc::new(Metrics::default()),
         beat,
     };
-    let problems = Problems::default();
-    let monitoring = Monitoring {
-        metrics: parts.metrics.clone(),
-        health: health.clone(),
-        zds: zds.clone(),
-        registry: parts.registry.clone(),
-        executor: executor.clone(),
-    };
-    let compatibility = Compatibility {
-        executor: executor.clone(),
+    let servers = servers(&parts, &events, &queries, &health);
+    let feeding = Feed {
+        source,
         events: events.clone(),
-        queries: queries.clone(),
-        registry: parts.registry.clone(),
+        problems: servers.workloads.problems.clone(),
+        health,
         metrics: parts.metrics.clone(),
+        executor,
+        tasks: TaskTracker::new(),
+        stop: stop.clone(),
+        // The loop and what it talks to outlive the listeners, so that ADDs under way can finish.
+        end: CancellationToken::new(),
     };
-    let workloads = Workloads {
-        registry: parts.registry.clone(),
-        queries,
-        executor: executor.clone(),
-        zds: zds.clone(),
-        health: health.clone(),
-        problems: problems.clone(),
-    };
-    let metrics = parts.metrics.clone();
-    let driver = Driver::new(
-        config.settings,
-        config.selection,
-        parts,
-        events.clone(),
-        inbox,
-        questions,
-    );
-    let tasks = TaskTracker::new();
-    // The loop and the connections outlive the listeners, so that what is under way can finish.
-    let end = CancellationToken::new();
+    let (tasks, end) = (feeding.tasks.clone(), feeding.end.clone());
+    let driver = Driver::new(config.settings, config.selection, parts, events, inbox, questions);
     tasks.spawn(driver.run(end.clone()));
-    tasks.spawn(zds.serve(listeners.zds, stop.clone()));
-    serve_unix(listeners.http, monitoring.clone(), &tasks, &stop);
+    tasks.spawn(zds.serve(listeners.zds, stop.clone(), end.clone()));
+    serve_unix(listeners.http, servers.monitoring.clone(), &tasks, &stop);
     if let Some(listener) = listeners.compatibility {
-        serve_unix(listener, compatibility, &tasks, &stop);
+        serve_unix(listener, servers.compatibility, &tasks, &stop);
     }
     if let Some(listener) = listeners.tcp {
-        serve_tcp(listener, monitoring, &tasks, &stop);
+        serve_tcp(listener, servers.monitoring, &tasks, &stop);
     }
     serve_workloads(
         listeners.workload,
-        workloads,
+        servers.workloads,
         config.workload_peers,
         &tasks,
         &stop,
     );
-    tasks.spawn(feed(Feed {
-        source,
-        events,
-        problems,
-        health,
-        metrics,
-        executor,
-        tasks: tasks.clone(),
-        stop: stop.clone(),
-        end: end.clone(),
-    }));
+    tasks.spawn(feed(feeding));
     stop.cancelled().await;
+    finish(&tasks, &end, &queries).await;
+    Ok(())
+}
+
+fn servers(
+    parts: &Parts,
+    events: &mpsc::UnboundedSender<Event>,
+    queries: &mpsc::Sender<Query>,
+    health: &Health,
+) -> Servers {
+    Servers {
+        monitoring: Monitoring {
+            metrics: parts.metrics.clone(),
+            health: health.clone(),
+            zds: parts.zds.clone(),
+            registry: parts.registry.clone(),
+            executor: parts.executor.clone(),
+        },
+        compatibility: Compatibility {
+            executor: parts.executor.clone(),
+            events: events.clone(),
+            queries: queries.clone(),
+            registry: parts.registry.clone(),
+            metrics: parts.metrics.clone(),
+        },
+        workloads: Workloads {
+            registry: parts.registry.clone(),
+            queries: queries.clone(),
+            executor: parts.executor.clone(),
+            zds: parts.zds.clone(),
+            health: health.clone(),
+            problems: Problems::default(),
+        },
+    }
+}
+
+/// Lets ADDs under way get their verdict, then ends the rest; both within [`GRACE`].
+async fn finish(tasks: &TaskTracker, end: &CancellationToken, queries: &mpsc::Sender<Query>) {
+    let until = tokio::time::Instant::now() + GRACE;
+    let verdicts = async {
+        loop {
+            let (reply, answer) = oneshot::channel();
+            let asked = queries.send(Query::Counts(reply)).await.is_ok();
+            if !asked || answer.await.is_ok_and(|overview| overview.adding == 0) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let adds_done = tokio::time::timeout_at(until, verdicts).await.is_ok();
+    end.cancel();
     tasks.close();
-    let drained = tokio::time::timeout(GRACE, async {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        end.cancel();
-        tasks.wait().await;
-    });
-    if drained.await.is_err() {
+    let at_least = tokio::time::Instant::now() + Duration::from_millis(200);
+    let all_done = tokio::time::timeout_at(until.max(at_least), tasks.wait())
+        .await
+        .is_ok();
+    if !adds_done || !all_done {
         tracing::warn!(grace = ?GRACE, "requests under way were cut off");
     }
-    Ok(())
 }
 
 async fn bind(config: &Config, zds: &Zds) -> Result<Listeners, StartError> {

@@ -215,15 +215,15 @@ impl Zds {
         SeqpacketListener::bind(&options.socket, options.mode, options.group)
     }
 
-    /// Serves until `stop` is cancelled. Each connection has a task of its own.
-    pub async fn serve(self, listener: SeqpacketListener, stop: CancellationToken) {
+    /// Accepts until `stop` is cancelled; connections, each a task of its own, last until `end` is.
+    pub async fn serve(self, listener: SeqpacketListener, stop: CancellationToken, end: CancellationToken) {
         loop {
             let accepted = tokio::select! {
                 () = stop.cancelled() => return,
                 accepted = listener.accept() => accepted,
             };
             match accepted {
-                Ok(socket) => self.admit(socket, &stop),
+                Ok(socket) => self.admit(socket, &end),
                 Err(error) => {
                     // Out of descriptors: the listener stays ready, so without a pause this would spin.
                     tracing::warn!(%error, "cannot accept a ztunnel connection");
@@ -233,7 +233,7 @@ impl Zds {
         }
     }
 
-    fn admit(&self, socket: SeqpacketConnection, stop: &CancellationToken) {
+    fn admit(&self, socket: SeqpacketConnection, end: &CancellationToken) {
         let peer = socket.peer();
         if let Err(refused) = self.shared.options.peers.check(peer) {
             self.shared.refused_peers.fetch_add(1, Ordering::Relaxed);
@@ -269,12 +269,12 @@ impl Zds {
             },
         );
         let server = self.clone();
-        let stop = stop.clone();
+        let end = end.clone();
         tokio::spawn(async move {
             let mut connection = connection::Connection::new(id, socket, inbox, progress, &server);
             let ended = tokio::select! {
                 ended = connection.run(&server) => Some(ended),
-                () = stop.cancelled() => None,
+                () = end.cancelled() => None,
             };
             // First out of the list, then the report: whoever hears of it finds it gone.
             server.hub().members.remove(&id);

@@ -379,6 +379,42 @@ async fn a_restarted_executor_gets_descriptors_back_and_ztunnel_notices_nothing(
 }
 
 #[tokio::test]
+async fn an_add_under_way_gets_its_verdict_before_the_broker_ends() {
+    let mut node = Node::new();
+    node.manifest(1, "ambient");
+    node.executor.serve(&node.run);
+    node.start_broker();
+    node.until(1, "known", |_| true).await;
+    node.executor.add(&reference(1), "c1", 1);
+    node.until(1, "waiting for a proxy", |pod| pod.reason == "no-proxy")
+        .await;
+    // Connected before the end, it answers only after it.
+    let socket = SeqpacketConnection::connect(&node.run.zds_socket()).unwrap();
+    socket
+        .send(&ZdsHello { version: 1 }.encode_to_vec(), &[])
+        .await
+        .unwrap();
+    let _add = socket.receive(1).await.unwrap();
+    let asked = Instant::now();
+    node.stop.cancel();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let ack = WorkloadResponse {
+        payload: Some(workload_response::Payload::Ack(Ack::default())),
+    };
+    for _ in 0..2 {
+        socket.send(&ack.encode_to_vec(), &[]).await.unwrap();
+        let _ = socket.receive(1).await;
+    }
+    node.broker.take().unwrap().await.unwrap();
+    assert_eq!(node.executor.verdicts(), [admitted(Mode::Ambient)]);
+    assert!(
+        asked.elapsed() < Duration::from_millis(2_300),
+        "{:?}",
+        asked.elapsed()
+    );
+}
+
+#[tokio::test]
 async fn health_and_metrics_are_served_on_a_unix_socket() {
     let mut node = Node::new();
     node.manifest(1, "ambient");
