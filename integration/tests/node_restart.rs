@@ -1,0 +1,126 @@
+//! Any process of ours may die at any moment and come back: traffic goes on, and no rule is touched. Needs root.
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use sluice_integration::mesh::{Mesh, MeshOptions};
+use sluice_integration::rule_monitor::RuleMonitor;
+use sluice_integration::scene::{Scene, turn};
+use sluice_testkit::netns::Netns;
+use sluice_testkit::traffic::dns::query;
+
+/// How often each process is killed.
+const TIMES: usize = 50;
+
+/// 50 DNS queries a second; counts what was not answered.
+struct DnsLoad {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<(u32, Vec<String>)>,
+}
+
+impl DnsLoad {
+    fn start(netns: &Netns) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (stopped, netns) = (stop.clone(), netns.clone());
+        let thread = std::thread::spawn(move || {
+            let resolver = SocketAddr::from(([10, 244, 0, 1], 53));
+            let (mut answered, mut failures) = (0, Vec::new());
+            let mut next = Instant::now();
+            while !stopped.load(Ordering::Relaxed) {
+                match query(&netns, resolver, "app.default.svc", false, false, Duration::from_secs(5)) {
+                    Ok(_) => answered += 1,
+                    Err(error) => failures.push(error.to_string()),
+                }
+                next += Duration::from_millis(20);
+                std::thread::sleep(next.saturating_duration_since(Instant::now()));
+            }
+            (answered, failures)
+        });
+        Self { stop, thread }
+    }
+
+    fn nothing_failed(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let (answered, failures) = self.thread.join().unwrap();
+        assert!(answered > 0 && failures.is_empty(), "{answered} answered, failures: {failures:?}");
+    }
+}
+
+/// Kills and restarts what `restart` names, fifty times under load, and asserts that nobody noticed.
+fn survives(restart: impl Fn(&Mesh)) {
+    let _turn = turn();
+    let scene = Scene::start().unwrap();
+    let dir = scene.mesh.node().dir();
+    let monitors = [&scene.client, &scene.server].map(|pod| RuleMonitor::start(pod.netns(), dir, pod.name()).unwrap());
+    let load = scene.load(scene.steady()).unwrap();
+    let dns = DnsLoad::start(scene.client.netns());
+    for _ in 0..TIMES {
+        restart(&scene.mesh);
+        scene.mesh.wait_serving().unwrap();
+        scene.wait_enrolled().unwrap();
+    }
+    load.wait_answered(20, Duration::from_secs(10)).unwrap();
+    load.stop().nothing_failed().unwrap();
+    dns.nothing_failed();
+    for monitor in monitors {
+        monitor.silent().unwrap();
+    }
+    let held = scene.mesh.control().counts().unwrap();
+    assert!(held.workloads[scene.client.uid()].counts.outbound > 0, "traffic went around the proxy");
+}
+
+#[test]
+fn killing_the_executor_fails_no_request_and_changes_no_rule() {
+    survives(|mesh| mesh.executor.restart().unwrap());
+}
+
+#[test]
+fn killing_the_broker_fails_no_request_and_changes_no_rule() {
+    survives(|mesh| mesh.broker.restart().unwrap());
+}
+
+#[test]
+fn killing_executor_and_broker_together_fails_no_request_and_changes_no_rule() {
+    survives(|mesh| {
+        mesh.executor.kill().unwrap();
+        mesh.broker.restart().unwrap();
+        mesh.executor.start_again().unwrap();
+    });
+}
+
+#[test]
+fn killing_the_opener_fails_no_request_and_changes_no_rule() {
+    survives(|mesh| mesh.opener.as_ref().unwrap().restart().unwrap());
+}
+
+#[test]
+fn requests_fail_only_while_the_proxy_is_away() {
+    let _turn = turn();
+    let mut scene = Scene::start_with(MeshOptions { proxy: vec!["--grace-ms".into(), "0".into()], ..MeshOptions::default() }).unwrap();
+    let load = scene.load(scene.steady()).unwrap();
+    let mut away = Vec::new();
+    for _ in 0..TIMES {
+        let from = load.started().elapsed();
+        scene.mesh.proxy.take().unwrap().kill().unwrap();
+        scene.mesh.start_proxy().unwrap();
+        scene.wait_enrolled().unwrap();
+        // Both pods work, one after the other: none is left half-working.
+        load.wait_answered(5, Duration::from_secs(10)).unwrap();
+        away.push((from, load.started().elapsed()));
+    }
+    let report = load.stop();
+    let outside: Vec<_> = report
+        .failures
+        .iter()
+        .filter(|failure| !away.iter().any(|(from, to)| failure.failed_at >= *from && failure.sent_at <= *to))
+        .collect();
+    assert!(outside.is_empty(), "{} failures while the proxy was there, first: {:?}", outside.len(), outside.first());
+    let held = scene.mesh.control().counts().unwrap();
+    for pod in [&scene.client, &scene.server] {
+        assert!(held.workloads[pod.uid()].listening, "{} is half-working", pod.name());
+    }
+}
