@@ -3,6 +3,7 @@
 //! ([`mesh`]), on a simulated node of the testkit.
 
 pub mod cni_error;
+pub mod demo;
 pub mod descriptors;
 pub mod kernel_state;
 pub mod manifests;
