@@ -76,11 +76,24 @@ impl World {
         }
     }
 
-    /// Rules, then ztunnel, then the probe set. Returns true once the newest ready connection has acknowledged.
+    /// Of a pod that is being added: rules, then ztunnel, then the probe set. Returns true once the newest ready
+    /// connection has acknowledged.
     pub(super) fn pipeline(&mut self, pod: &mut Pod, options: &AmbientOptions) -> bool {
+        let desired = Desired::Ambient(options.clone());
         self.offer_back(pod);
-        self.program(pod, &Desired::Ambient(options.clone()));
-        self.hand_over(pod, options)
+        self.program(pod, &desired);
+        pod.current.as_ref().is_some_and(|current| current.rules == desired) && self.hand_over(pod)
+    }
+
+    /// Of a pod that runs: ztunnel first, so that no connection is redirected to where nobody listens yet.
+    fn pipeline_running(&mut self, pod: &mut Pod, options: &AmbientOptions, redirected: bool) -> bool {
+        let desired = Desired::Ambient(options.clone());
+        self.offer_back(pod);
+        let taken = self.hand_over(pod);
+        if taken || redirected {
+            self.program(pod, &desired);
+        }
+        taken && pod.current.as_ref().is_some_and(|current| current.rules == desired)
     }
 
     /// Enrols a running pod. While no proxy is ready a pod that is not yet redirected is left alone.
@@ -101,7 +114,7 @@ impl World {
         if matches!(pod.offer, Offer::Withdrawing(_)) || !pod.backoff.ready(self.now) {
             return;
         }
-        if !self.pipeline(pod, options) {
+        if !self.pipeline_running(pod, options, redirected) {
             return;
         }
         self.ensure_probes(pod);
@@ -156,15 +169,9 @@ impl World {
         });
     }
 
-    /// Offers the netns to ztunnel once the rules are there; true once the serving connection has acknowledged.
-    fn hand_over(&mut self, pod: &mut Pod, options: &AmbientOptions) -> bool {
-        let Some(current) = pod.current.as_ref() else {
-            return false;
-        };
-        if current.rules != Desired::Ambient(options.clone()) {
-            return false;
-        }
-        let Some(held) = current.held().cloned() else {
+    /// Offers the netns to ztunnel; true once the serving connection has acknowledged.
+    fn hand_over(&mut self, pod: &mut Pod) -> bool {
+        let Some(held) = pod.current.as_ref().and_then(Current::held).cloned() else {
             return false;
         };
         let proxy = self.proxy();
