@@ -82,7 +82,10 @@ impl World {
         let desired = Desired::Ambient(options.clone());
         self.offer_back(pod);
         self.program(pod, &desired);
-        pod.current.as_ref().is_some_and(|current| current.rules == desired) && self.hand_over(pod)
+        pod.current
+            .as_ref()
+            .is_some_and(|current| current.rules == desired)
+            && self.hand_over(pod)
     }
 
     /// Of a pod that runs: ztunnel first, so that no connection is redirected to where nobody listens yet.
@@ -93,7 +96,11 @@ impl World {
         if taken || redirected {
             self.program(pod, &desired);
         }
-        taken && pod.current.as_ref().is_some_and(|current| current.rules == desired)
+        taken
+            && pod
+                .current
+                .as_ref()
+                .is_some_and(|current| current.rules == desired)
     }
 
     /// Enrols a running pod. While no proxy is ready a pod that is not yet redirected is left alone.

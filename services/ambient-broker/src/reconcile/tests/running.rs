@@ -22,7 +22,10 @@ fn a_labelled_running_pod_is_enrolled_only_when_a_proxy_is_ready() {
     bench.proxy(C1, &[]);
     let effects = bench.take();
     let epoch = offered(&effects);
-    assert!(programs(&effects).is_empty(), "redirected to where nobody listens yet");
+    assert!(
+        programs(&effects).is_empty(),
+        "redirected to where nobody listens yet"
+    );
     bench.acked(1, C1, epoch);
     assert_eq!(programs(&bench.take()), [ambient()]);
     bench.programmed(&sandbox, ambient());
