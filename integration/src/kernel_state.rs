@@ -5,65 +5,40 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use serde_json::{Value, json};
-use sluice_testkit::netns::{Netns, Place};
+use sluice_testkit::netns::Netns;
 use sluice_testkit::pod::Pod;
-use sluice_testkit::process::{self, status::ProcStatus};
+use sluice_testkit::process::{self, status::ProcStatus, text};
 use sluice_testkit::wait::poll_until;
 
+use crate::descriptors::all_processes;
 use crate::mesh::Mesh;
+use crate::netns_state::rules_of;
 
-/// Rules, policy routing and routes of a netns, without what differs between equal ones (handles, counters).
-#[derive(Debug, Clone, PartialEq)]
-pub struct NetnsState {
-    /// `nft -j list ruleset`.
-    pub ruleset: Value,
-    /// `ip -j rule`, both families.
-    pub policy: Value,
-    /// `ip -j route show table all`, both families.
-    pub routes: Value,
-}
+/// Rules, policy routing and routes of a netns; see [`rules_of`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NetnsState(String);
 
 impl NetnsState {
     /// Reads it.
     pub fn of(netns: &Netns) -> anyhow::Result<Self> {
-        let place = Place::from(netns);
-        let ip = |what: &[&str]| -> anyhow::Result<Value> {
-            let mut both = Vec::new();
-            for family in ["-4", "-6"] {
-                both.push(process::json(&place, "ip", &[&["-j", family], what].concat())?);
-            }
-            Ok(both.into())
+        Ok(Self(rules_of(netns)?))
+    }
+
+    /// As text.
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+
+    /// The lines that only one of both has, marked `-` or `+`.
+    pub fn difference(&self, later: &Self) -> Vec<String> {
+        let missing = |mark: char, from: &Self, of: &Self| -> Vec<String> {
+            let lines = from
+                .0
+                .lines()
+                .filter(|line| !of.0.lines().any(|other| other == *line));
+            lines.map(|line| format!("{mark}{line}")).collect()
         };
-        let mut ruleset = process::json(&place, "nft", &["-j", "list", "ruleset"])?;
-        strip(&mut ruleset);
-        Ok(Self {
-            ruleset,
-            policy: ip(&["rule"])?,
-            routes: ip(&["route", "show", "table", "all"])?,
-        })
-    }
-
-    /// Whether no table is there at all.
-    pub fn has_no_rules(&self) -> bool {
-        self.ruleset["nftables"].as_array().is_none_or(Vec::is_empty)
-    }
-}
-
-fn strip(ruleset: &mut Value) {
-    match ruleset {
-        Value::Array(items) => {
-            items.retain(|item| item.get("metainfo").is_none());
-            items.iter_mut().for_each(strip);
-        }
-        Value::Object(fields) => {
-            fields.remove("handle");
-            if let Some(counter) = fields.get_mut("counter") {
-                *counter = json!({});
-            }
-            fields.values_mut().for_each(strip);
-        }
-        _ => {}
+        [missing('-', self, later), missing('+', later, self)].concat()
     }
 }
 
@@ -78,7 +53,7 @@ pub fn probe_addresses(mesh: &Mesh) -> anyhow::Result<BTreeSet<IpAddr>> {
     Ok(texts.filter_map(|text| text.parse().ok()).collect())
 }
 
-/// A process and its children, which the opener has.
+/// A process and its children.
 pub fn family(pid: u32) -> anyhow::Result<Vec<u32>> {
     let mut pids = vec![pid];
     let mut at = 0;
@@ -97,25 +72,11 @@ pub fn family(pid: u32) -> anyhow::Result<Vec<u32>> {
     Ok(pids)
 }
 
-/// Every process of ours on the node, by name; a name has several if it has children.
-pub fn processes(mesh: &Mesh) -> anyhow::Result<Vec<(String, u32)>> {
-    let mut found = Vec::new();
-    for process in crate::descriptors::processes(mesh) {
-        let name = process.name();
-        found.extend(
-            family(process.pid())?
-                .into_iter()
-                .map(|pid| (name.to_owned(), pid)),
-        );
-    }
-    Ok(found)
-}
-
 /// Everything an ADD leaves anywhere, except in the pod's netns itself.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Traces {
-    /// State of the netns that plays the host's.
-    pub host: NetnsState,
+    /// Rules of the netns that plays the host's.
+    pub host_rules: String,
     /// Elements of the probe sets.
     pub probe_set: BTreeSet<IpAddr>,
     /// Files of the sandbox table.
@@ -130,7 +91,7 @@ impl Traces {
     /// Reads them.
     pub fn of(mesh: &Mesh) -> anyhow::Result<Self> {
         let mut descriptors = BTreeMap::new();
-        for (name, pid) in processes(mesh)? {
+        for (name, pid) in all_processes(mesh)? {
             if name != "standin-proxy" {
                 *descriptors.entry(name).or_default() += ProcStatus::read(pid)?.descriptors()?.len();
             }
@@ -145,11 +106,8 @@ impl Traces {
         } else {
             BTreeSet::new()
         };
-        let mut host = NetnsState::of(mesh.node().netns())?;
-        // Interfaces of pods come and go with the kernel's own routes.
-        host.routes = Value::Null;
         Ok(Self {
-            host,
+            host_rules: text(mesh.node().place(), "nft", &["-s", "list", "ruleset"], b"")?,
             probe_set: probe_addresses(mesh)?,
             sandbox_files: sandbox_files(mesh)?,
             proxy,
@@ -157,12 +115,24 @@ impl Traces {
         })
     }
 
+    /// Whether nothing is left in `self` that was not in `before`. Connections of tests come and go: descriptors may
+    /// be fewer.
+    pub fn is_back_at(&self, before: &Self) -> bool {
+        let grown =
+            |(name, count): (&String, &usize)| *count > before.descriptors.get(name).copied().unwrap_or(0);
+        let comparable = |traces: &Self| Self {
+            descriptors: BTreeMap::new(),
+            ..traces.clone()
+        };
+        comparable(self) == comparable(before) && !self.descriptors.iter().any(grown)
+    }
+
     /// Waits until everything is as in `self` again.
     pub fn wait_restored(&self, mesh: &Mesh, within: Duration) -> anyhow::Result<()> {
         let mut last = None;
         let outcome = poll_until("everything is as before", within, || {
             last = Self::of(mesh).ok();
-            (last.as_ref() == Some(self)).then_some(())
+            last.as_ref().filter(|now| now.is_back_at(self)).map(drop)
         });
         outcome.map_err(|late| anyhow::anyhow!("{late}:\nbefore {self:?}\nnow    {last:?}"))
     }
@@ -182,6 +152,13 @@ pub fn sandbox_files(mesh: &Mesh) -> anyhow::Result<BTreeSet<String>> {
 /// # Panics
 /// If they are not.
 pub fn assert_netns_is(pod: &Pod, before: &NetnsState) {
-    let now = NetnsState::of(pod.netns());
-    assert_eq!(now.ok().as_ref(), Some(before), "netns of pod {}", pod.name());
+    match NetnsState::of(pod.netns()) {
+        Ok(now) => assert!(
+            now == *before,
+            "netns of pod {}: {:#?}",
+            pod.name(),
+            before.difference(&now)
+        ),
+        Err(error) => panic!("reading the netns of pod {}: {error:#}", pod.name()),
+    }
 }

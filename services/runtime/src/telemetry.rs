@@ -29,12 +29,12 @@ pub fn init(service: &'static str) {
     }
 }
 
-/// An error and its causes, joined by `: `, each once.
+/// An error and its causes, joined by `: `, each once; error numbers by name, which is what people search for.
 pub fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
+    let mut text = describe(error);
     let mut source = error.source();
     while let Some(cause) = source {
-        let cause_text = cause.to_string();
+        let cause_text = describe(cause);
         // Some libraries repeat the cause in their own text.
         if !text.ends_with(&cause_text) {
             let _ = write!(text, ": {cause_text}");
@@ -42,6 +42,16 @@ pub fn chain(error: &(dyn Error + 'static)) -> String {
         source = cause.source();
     }
     text
+}
+
+fn describe(error: &(dyn Error + 'static)) -> String {
+    let number = error
+        .downcast_ref::<std::io::Error>()
+        .and_then(std::io::Error::raw_os_error);
+    number.map_or_else(
+        || error.to_string(),
+        |number| nix::errno::Errno::from_raw(number).to_string(),
+    )
 }
 
 #[cfg(test)]
@@ -55,6 +65,6 @@ mod tests {
     #[test]
     fn causes_follow_each_other() {
         let error = Outer(std::io::Error::from_raw_os_error(libc::ENOENT));
-        assert_eq!(chain(&error), "outer: No such file or directory (os error 2)");
+        assert_eq!(chain(&error), "outer: ENOENT: No such file or directory");
     }
 }
