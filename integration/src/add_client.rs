@@ -30,14 +30,23 @@ pub struct AddClient {
 
 /// Key of a pod's only attachment.
 pub fn attachment(pod: &Pod) -> Attachment {
-    Attachment { network_name: NETWORK.to_owned(), container_id: pod.container_id().to_owned(), ifname: "eth0".to_owned() }
+    Attachment {
+        network_name: NETWORK.to_owned(),
+        container_id: pod.container_id().to_owned(),
+        ifname: "eth0".to_owned(),
+    }
 }
 
 impl AddClient {
     /// For the node with this run directory.
     pub fn new(run: &RunDir) -> anyhow::Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(Self { run: run.clone(), runtime })
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        Ok(Self {
+            run: run.clone(),
+            runtime,
+        })
     }
 
     /// ADD of a pod, with the descriptors that the plugin would send.
@@ -49,27 +58,46 @@ impl AddClient {
     pub fn add_as(&self, pod: &Pod, attachment: Attachment) -> anyhow::Result<AddResponse> {
         let request = AddRequest {
             attachment: Some(attachment),
-            pod: Some(PodRef { namespace: pod.namespace().to_owned(), name: pod.name().to_owned(), uid: pod.uid().to_owned() }),
+            pod: Some(PodRef {
+                namespace: pod.namespace().to_owned(),
+                name: pod.name().to_owned(),
+                uid: pod.uid().to_owned(),
+            }),
             netns_path: pod.netns_path().display().to_string(),
             addresses: pod.addresses().iter().map(ToString::to_string).collect(),
             config_hash: String::new(),
         };
-        self.call(descriptors(pod.netns())?, async |mut client| Ok(client.add(request).await?.into_inner()))
+        self.call(descriptors(pod.netns())?, async |mut client| {
+            Ok(client.add(request).await?.into_inner())
+        })
     }
 
     /// DEL of an attachment.
     pub fn del(&self, attachment: Attachment) -> anyhow::Result<()> {
-        let request = DelRequest { attachment: Some(attachment) };
-        self.call(Vec::new(), async |mut client| Ok(client.del(request).await.map(drop)?))
+        let request = DelRequest {
+            attachment: Some(attachment),
+        };
+        self.call(Vec::new(), async |mut client| {
+            Ok(client.del(request).await.map(drop)?)
+        })
     }
 
     /// GC: only `valid` still exist.
     pub fn gc(&self, valid: Vec<Attachment>) -> anyhow::Result<GcResponse> {
-        let request = GcRequest { network_name: NETWORK.to_owned(), valid };
-        self.call(Vec::new(), async |mut client| Ok(client.gc(request).await?.into_inner()))
+        let request = GcRequest {
+            network_name: NETWORK.to_owned(),
+            valid,
+        };
+        self.call(Vec::new(), async |mut client| {
+            Ok(client.gc(request).await?.into_inner())
+        })
     }
 
-    fn call<T>(&self, descriptors: Vec<OwnedFd>, ask: impl AsyncFnOnce(CniServiceClient<UdsChannel>) -> anyhow::Result<T>) -> anyhow::Result<T> {
+    fn call<T>(
+        &self,
+        descriptors: Vec<OwnedFd>,
+        ask: impl AsyncFnOnce(CniServiceClient<UdsChannel>) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
         let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
         let stream = preamble::connect(&self.run.cni_socket(), &borrowed, Duration::from_secs(5))?;
         drop(descriptors);
@@ -79,7 +107,9 @@ impl AddClient {
                 let channel = UdsChannel::handshake(tokio::net::UnixStream::from_std(stream)?).await?;
                 ask(CniServiceClient::with_origin(channel, origin())).await
             };
-            tokio::time::timeout(DEADLINE, work).await.context("the executor does not answer")?
+            tokio::time::timeout(DEADLINE, work)
+                .await
+                .context("the executor does not answer")?
         })
     }
 }
@@ -88,8 +118,19 @@ impl AddClient {
 fn descriptors(netns: &Netns) -> anyhow::Result<Vec<OwnedFd>> {
     let mut all = vec![netns.as_fd().try_clone_to_owned()?];
     let sockets = netns.run(|| {
-        [SockProtocol::NetlinkNetFilter, SockProtocol::NetlinkRoute, SockProtocol::NetlinkRoute]
-            .map(|protocol| socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol))
+        [
+            SockProtocol::NetlinkNetFilter,
+            SockProtocol::NetlinkRoute,
+            SockProtocol::NetlinkRoute,
+        ]
+        .map(|protocol| {
+            socket(
+                AddressFamily::Netlink,
+                SockType::Raw,
+                SockFlag::SOCK_CLOEXEC,
+                protocol,
+            )
+        })
     });
     for socket in sockets {
         all.push(socket?);

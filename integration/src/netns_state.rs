@@ -11,7 +11,10 @@ pub fn rules_of(netns: &Netns) -> anyhow::Result<String> {
     for family in ["-4", "-6"] {
         all += &text(&place, "ip", &[family, "rule", "show"], b"")?;
         let routes = text(&place, "ip", &[family, "route", "show", "table", "all"], b"")?;
-        routes.lines().filter(|route| !of_the_link(route)).for_each(|route| all.extend([route, "\n"]));
+        routes
+            .lines()
+            .filter(|route| !of_the_link(route))
+            .for_each(|route| all.extend([route, "\n"]));
     }
     Ok(all)
 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use nix::cmsg_space;
 use nix::sys::socket::{
-    AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, connect, recvmsg, send, setsockopt, socket, sockopt,
+    AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, connect, recvmsg, send,
+    setsockopt, socket, sockopt,
 };
 use nix::sys::time::TimeVal;
 
@@ -31,7 +32,12 @@ pub struct RawZtunnel(OwnedFd);
 impl RawZtunnel {
     /// Connects and says nothing yet.
     pub fn connect(path: &Path) -> io::Result<Self> {
-        let fd = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
+        let fd = socket(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            SockFlag::SOCK_CLOEXEC,
+            None,
+        )?;
         connect(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
         Ok(Self(fd))
     }
@@ -53,12 +59,20 @@ impl RawZtunnel {
 
     /// The next message and its bytes; `None` once the broker has closed the connection. What came with it is closed.
     pub fn receive(&self, within: Duration) -> io::Result<Option<(Kind, Vec<u8>)>> {
-        let timeout = TimeVal::new(i64::try_from(within.as_secs()).unwrap_or(0), i64::from(within.subsec_micros()));
+        let timeout = TimeVal::new(
+            i64::try_from(within.as_secs()).unwrap_or(0),
+            i64::from(within.subsec_micros()),
+        );
         setsockopt(&self.0, sockopt::ReceiveTimeout, &timeout)?;
         let mut buffer = [0; 2048];
         let mut control = cmsg_space!([std::os::fd::RawFd; 16]);
         let mut slices = [io::IoSliceMut::new(&mut buffer)];
-        let received = recvmsg::<()>(self.0.as_raw_fd(), &mut slices, Some(&mut control), MsgFlags::MSG_CMSG_CLOEXEC);
+        let received = recvmsg::<()>(
+            self.0.as_raw_fd(),
+            &mut slices,
+            Some(&mut control),
+            MsgFlags::MSG_CMSG_CLOEXEC,
+        );
         let len = match received {
             Ok(message) => {
                 for control in message.cmsgs()? {

@@ -49,30 +49,57 @@ impl RuleMonitor {
         let place = Place::from(&self.netns);
         // Whatever came before the marker has been printed once the marker is.
         text(&place, "nft", &["add", "table", "ip", MARKER], b"")?;
-        text(&place, "ip", &["rule", "add", "pref", "31999", "lookup", "main"], b"")?;
-        poll_true("nft monitor has printed everything", SOON, || self.rules.log_text().contains(MARKER))?;
-        poll_true("ip monitor has printed everything", SOON, || self.routing.log_text().contains("31999"))?;
+        text(
+            &place,
+            "ip",
+            &["rule", "add", "pref", "31999", "lookup", "main"],
+            b"",
+        )?;
+        poll_true("nft monitor has printed everything", SOON, || {
+            self.rules.log_text().contains(MARKER)
+        })?;
+        poll_true("ip monitor has printed everything", SOON, || {
+            self.routing.log_text().contains("31999")
+        })?;
         text(&place, "nft", &["delete", "table", "ip", MARKER], b"")?;
         text(&place, "ip", &["rule", "del", "pref", "31999"], b"")?;
         let heard = [self.rules.log_text(), self.routing.log_text()].join("\n");
-        let ours = |line: &&str| !line.is_empty() && !line.contains(MARKER) && !line.contains("31999") && !of_the_link(line);
-        Ok(heard.lines().filter(ours).filter(|line| !line.starts_with("# new generation")).map(String::from).collect())
+        let ours = |line: &&str| {
+            !line.is_empty() && !line.contains(MARKER) && !line.contains("31999") && !of_the_link(line)
+        };
+        Ok(heard
+            .lines()
+            .filter(ours)
+            .filter(|line| !line.starts_with("# new generation"))
+            .map(String::from)
+            .collect())
     }
 
     /// Fails if anything was heard.
     pub fn silent(self) -> anyhow::Result<()> {
         let heard = self.stop()?;
-        anyhow::ensure!(heard.is_empty(), "{} changes, first: {:?}", heard.len(), heard.iter().take(5).collect::<Vec<_>>());
+        anyhow::ensure!(
+            heard.is_empty(),
+            "{} changes, first: {:?}",
+            heard.len(),
+            heard.iter().take(5).collect::<Vec<_>>()
+        );
         Ok(())
     }
 }
 
 /// Whether a process has joined a multicast group of a netlink protocol.
 fn listens(netns: &Netns, protocol: u32, pid: u32) -> bool {
-    let table = netns.run(|| std::fs::read_to_string("/proc/thread-self/net/netlink")).unwrap_or_default();
+    let table = netns
+        .run(|| std::fs::read_to_string("/proc/thread-self/net/netlink"))
+        .unwrap_or_default();
     table.lines().skip(1).any(|line| {
         let mut words = line.split_whitespace().skip(1);
-        let mut number = |radix| words.next().and_then(|word| u32::from_str_radix(word, radix).ok());
+        let mut number = |radix| {
+            words
+                .next()
+                .and_then(|word| u32::from_str_radix(word, radix).ok())
+        };
         let (family, port, groups) = (number(10), number(10), number(16));
         family == Some(protocol) && port == Some(pid) && groups.is_some_and(|groups| groups != 0)
     })

@@ -51,7 +51,12 @@ impl Scene {
         let client = mesh_pod(&mesh, "client")?;
         let server = mesh_pod(&mesh, "server")?;
         let app = EchoServer::start(server.netns(), APP_PORT)?;
-        Ok(Self { app, client, server, mesh })
+        Ok(Self {
+            app,
+            client,
+            server,
+            mesh,
+        })
     }
 
     /// Where the application listens.
@@ -68,7 +73,10 @@ impl Scene {
 
     /// 200 requests a second over new connections; an answer may take 5 s on a busy machine.
     pub fn steady(&self) -> LoadOptions {
-        LoadOptions { timeout: Duration::from_secs(5), ..LoadOptions::new(self.target()).only_new(200) }
+        LoadOptions {
+            timeout: Duration::from_secs(5),
+            ..LoadOptions::new(self.target()).only_new(200)
+        }
     }
 
     /// Waits until both pods are enrolled (again).

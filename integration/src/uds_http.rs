@@ -18,7 +18,10 @@ pub struct Response {
 
 /// GET.
 pub fn get(socket: &Path, path: &str) -> anyhow::Result<Response> {
-    exchange(socket, &format!("GET {path} HTTP/1.1\r\nhost: node\r\nconnection: close\r\n\r\n"))
+    exchange(
+        socket,
+        &format!("GET {path} HTTP/1.1\r\nhost: node\r\nconnection: close\r\n\r\n"),
+    )
 }
 
 /// POST of a JSON document.
@@ -31,17 +34,26 @@ pub fn post(socket: &Path, path: &str, body: &str) -> anyhow::Result<Response> {
 }
 
 fn exchange(socket: &Path, request: &str) -> anyhow::Result<Response> {
-    let mut stream = UnixStream::connect(socket).with_context(|| format!("connecting to {}", socket.display()))?;
+    let mut stream =
+        UnixStream::connect(socket).with_context(|| format!("connecting to {}", socket.display()))?;
     stream.set_read_timeout(Some(Duration::from_secs(20)))?;
     stream.write_all(request.as_bytes())?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     let (head, body) = text.split_once("\r\n\r\n").context("no end of the head")?;
-    let status = head.split(' ').nth(1).and_then(|word| word.parse().ok()).context("no status")?;
-    Ok(Response { status, body: body.to_owned() })
+    let status = head
+        .split(' ')
+        .nth(1)
+        .and_then(|word| word.parse().ok())
+        .context("no status")?;
+    Ok(Response {
+        status,
+        body: body.to_owned(),
+    })
 }
 
 /// The value of a metric line that starts with `series` (name and labels), if it is there.
 pub fn metric(text: &str, series: &str) -> Option<f64> {
-    text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.trim().parse().ok())
+    text.lines()
+        .find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.trim().parse().ok())
 }

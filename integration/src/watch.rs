@@ -30,7 +30,9 @@ impl PodWatch {
         let (stop, stopped) = oneshot::channel();
         let (ready, listed) = std::sync::mpsc::channel();
         let remembered = seen.clone();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
         let follow = async move {
             let stream = tokio::net::UnixStream::connect(socket).await?;
             let channel = UdsChannel::handshake(stream).await?;
@@ -50,8 +52,14 @@ impl PodWatch {
                 tokio::select! { ended = follow => ended, _ = stopped => Ok(()) }
             })
         });
-        listed.recv_timeout(Duration::from_secs(10)).context("no snapshot of the pods")?;
-        Ok(Self { seen, stop: Some(stop), thread: Some(thread) })
+        listed
+            .recv_timeout(Duration::from_secs(10))
+            .context("no snapshot of the pods")?;
+        Ok(Self {
+            seen,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
     }
 
     /// Every report of a pod so far, in order.

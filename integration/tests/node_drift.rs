@@ -29,7 +29,13 @@ fn nft(pod: &Pod, command: &[&str]) {
 /// The objects of one kind in the pod's ruleset.
 fn objects(pod: &Pod, kind: &str) -> Vec<Value> {
     let ruleset = json(&Place::from(pod.netns()), "nft", &["-j", "-a", "list", "ruleset"]).unwrap();
-    ruleset["nftables"].as_array().unwrap().iter().filter_map(|object| object.get(kind)).cloned().collect()
+    ruleset["nftables"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|object| object.get(kind))
+        .cloned()
+        .collect()
 }
 
 /// Damages the client's netns and waits for its repair, with everything that must not happen meanwhile.
@@ -42,22 +48,53 @@ fn is_mended(damage: impl FnOnce(&Pod)) {
     let repaired = || scene.mesh.node_status().unwrap().executor.unwrap().repaired_pods;
     let counted = repaired();
     damage(&scene.client);
-    assert_ne!(rules_of(scene.client.netns()).unwrap(), before, "the damage did nothing");
-    poll_true("rules are as before", BOUND, || rules_of(scene.client.netns()).is_ok_and(|now| now == before)).unwrap();
+    assert_ne!(
+        rules_of(scene.client.netns()).unwrap(),
+        before,
+        "the damage did nothing"
+    );
+    poll_true("rules are as before", BOUND, || {
+        rules_of(scene.client.netns()).is_ok_and(|now| now == before)
+    })
+    .unwrap();
     watch.wait_withdrawn_and_back(&scene.client, PATIENCE).unwrap();
     assert!(repaired() > counted, "the repair was not counted");
     fetch(scene.client.netns(), scene.target(), PATIENCE).unwrap();
     neighbour.silent().unwrap();
-    assert!(watch.reports(&scene.server).iter().all(|report| report.state() == PodState::Enrolled));
-    let told: Vec<_> = scene.mesh.control().report().unwrap().messages.into_iter().filter(|m| m.uid == scene.server.uid()).collect();
+    assert!(
+        watch
+            .reports(&scene.server)
+            .iter()
+            .all(|report| report.state() == PodState::Enrolled)
+    );
+    let told: Vec<_> = scene
+        .mesh
+        .control()
+        .report()
+        .unwrap()
+        .messages
+        .into_iter()
+        .filter(|m| m.uid == scene.server.uid())
+        .collect();
     assert!(told.is_empty(), "ztunnel was told of a healthy pod: {told:?}");
 }
 
 #[test]
 fn a_flushed_table_is_mended() {
     is_mended(|pod| {
-        let nat = objects(pod, "chain").into_iter().find(|chain| chain["type"] == "nat").unwrap();
-        nft(pod, &["flush", "table", nat["family"].as_str().unwrap(), nat["table"].as_str().unwrap()]);
+        let nat = objects(pod, "chain")
+            .into_iter()
+            .find(|chain| chain["type"] == "nat")
+            .unwrap();
+        nft(
+            pod,
+            &[
+                "flush",
+                "table",
+                nat["family"].as_str().unwrap(),
+                nat["table"].as_str().unwrap(),
+            ],
+        );
     });
 }
 
@@ -65,10 +102,24 @@ fn a_flushed_table_is_mended() {
 fn a_deleted_rule_is_mended() {
     is_mended(|pod| {
         let rules = objects(pod, "rule");
-        let rule = rules.iter().find(|rule| rule.to_string().contains("15001")).unwrap();
+        let rule = rules
+            .iter()
+            .find(|rule| rule.to_string().contains("15001"))
+            .unwrap();
         let word = |key: &str| rule[key].as_str().unwrap();
         let handle = rule["handle"].to_string();
-        nft(pod, &["delete", "rule", word("family"), word("table"), word("chain"), "handle", &handle]);
+        nft(
+            pod,
+            &[
+                "delete",
+                "rule",
+                word("family"),
+                word("table"),
+                word("chain"),
+                "handle",
+                &handle,
+            ],
+        );
     });
 }
 
@@ -80,14 +131,26 @@ fn a_flushed_ruleset_is_mended() {
 #[test]
 fn a_deleted_routing_rule_is_mended() {
     is_mended(|pod| {
-        text(&Place::from(pod.netns()), "ip", &["-4", "rule", "del", "lookup", "100"], b"").unwrap();
+        text(
+            &Place::from(pod.netns()),
+            "ip",
+            &["-4", "rule", "del", "lookup", "100"],
+            b"",
+        )
+        .unwrap();
     });
 }
 
 #[test]
 fn a_deleted_route_is_mended() {
     is_mended(|pod| {
-        text(&Place::from(pod.netns()), "ip", &["-4", "route", "flush", "table", "100"], b"").unwrap();
+        text(
+            &Place::from(pod.netns()),
+            "ip",
+            &["-4", "route", "flush", "table", "100"],
+            b"",
+        )
+        .unwrap();
     });
 }
 
@@ -101,10 +164,20 @@ fn moves(replace: impl FnOnce(&Mesh, Pod) -> Pod) {
     let watch = PodWatch::start(&mesh).unwrap();
     let (inode, veth) = (old.netns().inode(), old.host_ifname().to_owned());
     let new = replace(&mesh, old);
-    let enrolled = || mesh.pod_state(&new).is_some_and(|s| s.state() == PodState::Enrolled && s.netns.is_some_and(|n| n.inode == new.netns().inode()));
+    let enrolled = || {
+        mesh.pod_state(&new).is_some_and(|s| {
+            s.state() == PodState::Enrolled && s.netns.is_some_and(|n| n.inode == new.netns().inode())
+        })
+    };
     poll_true("the new netns is enrolled", BOUND, enrolled).unwrap();
     wait_let_go(&mesh, inode, &veth, BOUND).unwrap();
-    assert!(watch.states(&new).iter().any(|state| *state != PodState::Enrolled), "status was never withdrawn");
+    assert!(
+        watch
+            .states(&new)
+            .iter()
+            .any(|state| *state != PodState::Enrolled),
+        "status was never withdrawn"
+    );
     assert!(redirects(new.netns()).unwrap());
     let held = mesh.control().counts().unwrap();
     assert_eq!(held.workloads[new.uid()].netns_inode, new.netns().inode());
@@ -126,7 +199,13 @@ fn a_second_add_of_a_pod_in_another_netns_replaces_the_first() {
 fn a_pod_that_comes_back_in_another_netns_without_an_add_is_found_there() {
     moves(|mesh, old| {
         let uid = old.uid().to_owned();
-        text(mesh.node().place(), "ip", &["link", "del", old.host_ifname()], b"").unwrap();
+        text(
+            mesh.node().place(),
+            "ip",
+            &["link", "del", old.host_ifname()],
+            b"",
+        )
+        .unwrap();
         old.delete().unwrap();
         let new = mesh.node().pod("moved").uid(&uid).create().unwrap();
         mesh.manifests.pod(&new, &PodOptions::default()).unwrap();
@@ -139,7 +218,8 @@ fn a_pod_that_comes_back_in_another_netns_without_an_add_is_found_there() {
 fn a_proxy_that_comes_back_with_empty_memory_is_given_every_pod_without_touching_rules() {
     let mut scene = Scene::start().unwrap();
     let dir = scene.mesh.node().dir();
-    let monitors = [&scene.client, &scene.server].map(|pod| RuleMonitor::start(pod.netns(), dir, pod.name()).unwrap());
+    let monitors =
+        [&scene.client, &scene.server].map(|pod| RuleMonitor::start(pod.netns(), dir, pod.name()).unwrap());
     scene.mesh.proxy.take().unwrap().kill().unwrap();
     for pod in [&scene.client, &scene.server] {
         let status = scene.mesh.wait_state(pod, PodState::Pending, BOUND).unwrap();
@@ -149,7 +229,12 @@ fn a_proxy_that_comes_back_with_empty_memory_is_given_every_pod_without_touching
     scene.wait_enrolled().unwrap();
     let report = scene.mesh.control().report().unwrap();
     for pod in [&scene.client, &scene.server] {
-        let kinds: Vec<_> = report.messages.iter().filter(|m| m.uid == pod.uid()).map(|m| m.kind.as_str()).collect();
+        let kinds: Vec<_> = report
+            .messages
+            .iter()
+            .filter(|m| m.uid == pod.uid())
+            .map(|m| m.kind.as_str())
+            .collect();
         assert_eq!(kinds, ["add"], "a new proxy must be given the netns");
     }
     fetch(scene.client.netns(), scene.target(), PATIENCE).unwrap();
@@ -173,17 +258,33 @@ fn a_pod_whose_netns_appears_late_is_enrolled_as_soon_as_it_is_there() {
     mesh.executor.start_again().unwrap();
     mesh.broker.start_again().unwrap();
     mesh.wait_serving().unwrap();
-    let of_uid = || mesh.pods().unwrap().into_iter().find(|status| status.pod.as_ref().is_some_and(|pod| pod.uid == uid));
-    poll_true("the pod is broken: netns-not-found", PATIENCE, || of_uid().is_some_and(|status| status.state() == PodState::Broken && status.reason == "netns-not-found")).unwrap();
+    let of_uid = || {
+        mesh.pods()
+            .unwrap()
+            .into_iter()
+            .find(|status| status.pod.as_ref().is_some_and(|pod| pod.uid == uid))
+    };
+    poll_true("the pod is broken: netns-not-found", PATIENCE, || {
+        of_uid()
+            .is_some_and(|status| status.state() == PodState::Broken && status.reason == "netns-not-found")
+    })
+    .unwrap();
     let retries = of_uid().unwrap().retries;
-    poll_true("it is searched for again", PATIENCE, || of_uid().is_some_and(|status| status.retries > retries)).unwrap();
+    poll_true("it is searched for again", PATIENCE, || {
+        of_uid().is_some_and(|status| status.retries > retries)
+    })
+    .unwrap();
     let kept = |m: &sluice_testkit::standin::ZdsMessage| m.uid == uid && m.kind == "keep";
-    assert!(!mesh.control().report().unwrap().messages.iter().any(kept), "keep without a netns");
+    assert!(
+        !mesh.control().report().unwrap().messages.iter().any(kept),
+        "keep without a netns"
+    );
     let late = mesh.node().pod("rebooted").uid(&uid).create().unwrap();
     mesh.manifests.pod(&late, &PodOptions::default()).unwrap();
     let _app = EchoServer::start(other.netns(), APP_PORT).unwrap();
     late.start_process().unwrap();
-    mesh.wait_state(&late, PodState::Enrolled, Duration::from_secs(5)).unwrap();
+    mesh.wait_state(&late, PodState::Enrolled, Duration::from_secs(5))
+        .unwrap();
     assert!(redirects(late.netns()).unwrap());
     assert!(!mesh.control().report().unwrap().messages.iter().any(kept));
 }

@@ -17,18 +17,38 @@ use sluice_testkit::wait::poll_true;
 
 /// 200 requests a second over new connections and 20 kept connections; a busy machine may take 5 s to answer.
 fn load(scene: &Scene) -> Load {
-    let options = LoadOptions { timeout: Duration::from_secs(5), ..LoadOptions::new(scene.target()) };
+    let options = LoadOptions {
+        timeout: Duration::from_secs(5),
+        ..LoadOptions::new(scene.target())
+    };
     let load = scene.load(options).unwrap();
-    poll_true("kept connections are open", PATIENCE, || open(scene, &scene.client) >= 20).unwrap();
+    poll_true("kept connections are open", PATIENCE, || {
+        open(scene, &scene.client) >= 20
+    })
+    .unwrap();
     load
 }
 
 fn open(scene: &Scene, pod: &Pod) -> u64 {
-    scene.mesh.control().counts().unwrap().workloads.get(pod.uid()).map_or(0, |held| held.counts.open)
+    scene
+        .mesh
+        .control()
+        .counts()
+        .unwrap()
+        .workloads
+        .get(pod.uid())
+        .map_or(0, |held| held.counts.open)
 }
 
 fn captured(scene: &Scene, pod: &Pod) -> u64 {
-    scene.mesh.control().counts().unwrap().workloads.get(pod.uid()).map_or(0, |held| held.counts.outbound + held.counts.inbound)
+    scene
+        .mesh
+        .control()
+        .counts()
+        .unwrap()
+        .workloads
+        .get(pod.uid())
+        .map_or(0, |held| held.counts.outbound + held.counts.inbound)
 }
 
 fn out(scene: &Scene, pod: &Pod) {
@@ -63,8 +83,21 @@ fn leaves_without_loss(pick: impl Fn(&Scene) -> &Pod) {
     // With the kept connections ended, so does leaving, well before the drain's 60 s.
     scene.mesh.wait_state(pod, PodState::Out, PATIENCE).unwrap();
     let plain = scene.mesh.node().pod("plain").create().unwrap();
-    poll_true("the proxy was told", PATIENCE, || !scene.mesh.control().counts().unwrap().workloads.contains_key(pod.uid())).unwrap();
-    let rules = |pod: &Pod| rules_of(pod.netns()).unwrap().replace(&pod.ip().to_string(), "ADDRESS");
+    poll_true("the proxy was told", PATIENCE, || {
+        !scene
+            .mesh
+            .control()
+            .counts()
+            .unwrap()
+            .workloads
+            .contains_key(pod.uid())
+    })
+    .unwrap();
+    let rules = |pod: &Pod| {
+        rules_of(pod.netns())
+            .unwrap()
+            .replace(&pod.ip().to_string(), "ADDRESS")
+    };
     assert_eq!(rules(pod), rules(&plain));
 }
 
@@ -81,11 +114,17 @@ fn a_server_that_leaves_the_mesh_loses_no_request_and_keeps_its_connections() {
 #[test]
 fn leaving_ends_after_the_drain_although_connections_are_kept() {
     let _turn = turn();
-    let options = MeshOptions { broker: vec!["--drain-seconds".into(), "2".into()], ..MeshOptions::default() };
+    let options = MeshOptions {
+        broker: vec!["--drain-seconds".into(), "2".into()],
+        ..MeshOptions::default()
+    };
     let scene = Scene::start_with(options).unwrap();
     let load = load(&scene);
     out(&scene, &scene.client);
-    scene.mesh.wait_state(&scene.client, PodState::Out, Duration::from_secs(12)).unwrap();
+    scene
+        .mesh
+        .wait_state(&scene.client, PodState::Out, Duration::from_secs(12))
+        .unwrap();
     assert!(!redirects(scene.client.netns()).unwrap());
     let report = load.stop();
     let of_new: Vec<_> = report.failures.iter().filter(|failure| !failure.kept).collect();
@@ -99,12 +138,21 @@ fn a_pod_that_comes_back_while_it_drains_loses_nothing() {
     let load = load(&scene);
     for _ in 0..5 {
         out(&scene, &scene.client);
-        scene.mesh.wait_state(&scene.client, PodState::Draining, PATIENCE).unwrap();
+        scene
+            .mesh
+            .wait_state(&scene.client, PodState::Draining, PATIENCE)
+            .unwrap();
         goes_direct(&scene, &load, &scene.client);
         back(&scene, &scene.client);
-        scene.mesh.wait_state(&scene.client, PodState::Enrolled, PATIENCE).unwrap();
+        scene
+            .mesh
+            .wait_state(&scene.client, PodState::Enrolled, PATIENCE)
+            .unwrap();
         let before = captured(&scene, &scene.client);
-        poll_true("new connections are captured", PATIENCE, || captured(&scene, &scene.client) > before + 20).unwrap();
+        poll_true("new connections are captured", PATIENCE, || {
+            captured(&scene, &scene.client) > before + 20
+        })
+        .unwrap();
     }
     assert!(open(&scene, &scene.client) >= 20);
     load.stop().nothing_failed().unwrap();
@@ -131,7 +179,11 @@ fn a_namespaces_label_takes_its_pods_out_and_in_without_loss() {
 
 #[test]
 fn a_running_pod_is_not_touched_while_no_proxy_is_ready() {
-    let mut mesh = Mesh::start_with(MeshOptions { without_proxy: true, ..MeshOptions::default() }).unwrap();
+    let mut mesh = Mesh::start_with(MeshOptions {
+        without_proxy: true,
+        ..MeshOptions::default()
+    })
+    .unwrap();
     mesh.manifests.namespace("default", "").unwrap();
     let pod = mesh.node().pod("waiting").create().unwrap();
     let peer = mesh.node().pod("peer").create().unwrap();
@@ -139,7 +191,11 @@ fn a_running_pod_is_not_touched_while_no_proxy_is_ready() {
     mesh.add(&pod).unwrap().ok().unwrap();
     let _app = EchoServer::start(peer.netns(), APP_PORT).unwrap();
     let before = rules_of(pod.netns()).unwrap();
-    let load = Load::start(pod.netns(), LoadOptions::new((peer.ip(), APP_PORT).into()).only_new(100)).unwrap();
+    let load = Load::start(
+        pod.netns(),
+        LoadOptions::new((peer.ip(), APP_PORT).into()).only_new(100),
+    )
+    .unwrap();
     load.wait_answered(20, PATIENCE).unwrap();
     mesh.manifests.pod(&pod, &PodOptions::mode("ambient")).unwrap();
     let status = mesh.wait_state(&pod, PodState::Pending, PATIENCE).unwrap();
@@ -149,7 +205,11 @@ fn a_running_pod_is_not_touched_while_no_proxy_is_ready() {
     assert_eq!(mesh.pod_state(&pod).unwrap().reason, "no-proxy");
     mesh.start_proxy().unwrap();
     mesh.wait_state(&pod, PodState::Enrolled, PATIENCE).unwrap();
-    let captured = || mesh.control().counts().unwrap().workloads[pod.uid()].counts.outbound;
+    let captured = || {
+        mesh.control().counts().unwrap().workloads[pod.uid()]
+            .counts
+            .outbound
+    };
     poll_true("traffic is captured", PATIENCE, || captured() > 0).unwrap();
     load.stop().nothing_failed().unwrap();
 }
@@ -158,13 +218,23 @@ fn a_running_pod_is_not_touched_while_no_proxy_is_ready() {
 fn the_node_is_ready_before_its_old_pods_are_reconciled() {
     let mesh = Mesh::start().unwrap();
     mesh.manifests.namespace("default", "ambient").unwrap();
-    let pods: Vec<Pod> = (0..8).map(|n| mesh_pod(&mesh, &format!("old-{n}")).unwrap()).collect();
-    mesh.control().behave(Behaviour::default().delay_ms("add", 700).delay_ms("keep", 700)).unwrap();
+    let pods: Vec<Pod> = (0..8)
+        .map(|n| mesh_pod(&mesh, &format!("old-{n}")).unwrap())
+        .collect();
+    mesh.control()
+        .behave(Behaviour::default().delay_ms("add", 700).delay_ms("keep", 700))
+        .unwrap();
     mesh.broker.restart().unwrap();
     mesh.wait_serving().unwrap();
     let ready = || get(&mesh.run.http_socket(), "/readyz").is_ok_and(|response| response.status == 200);
     poll_true("the node is ready", PATIENCE, ready).unwrap();
-    let enrolled = pods.iter().filter(|pod| mesh.pod_state(pod).is_some_and(|s| s.state() == PodState::Enrolled)).count();
+    let enrolled = pods
+        .iter()
+        .filter(|pod| {
+            mesh.pod_state(pod)
+                .is_some_and(|s| s.state() == PodState::Enrolled)
+        })
+        .count();
     assert!(enrolled < pods.len(), "readiness waited for all old pods");
     mesh.control().behave(Behaviour::default()).unwrap();
     for pod in &pods {

@@ -21,16 +21,31 @@ fn node() -> Mesh {
 fn is_let_go(mesh: &Mesh, end: impl FnOnce(&Pod, &Pod)) {
     let other = mesh_pod(mesh, "other").unwrap();
     let pod = mesh_pod(mesh, "leaving").unwrap();
-    let (inode, veth, uid, ip) = (pod.netns().inode(), pod.host_ifname().to_owned(), pod.uid().to_owned(), pod.ip());
+    let (inode, veth, uid, ip) = (
+        pod.netns().inode(),
+        pod.host_ifname().to_owned(),
+        pod.uid().to_owned(),
+        pod.ip(),
+    );
     end(&pod, &other);
     pod.delete().unwrap();
     wait_let_go(mesh, inode, &veth, LET_GO).unwrap();
     let held = || mesh.control().counts().unwrap().workloads;
     poll_true("the proxy was told", PATIENCE, || !held().contains_key(&uid)).unwrap();
-    let sets = || json(&Place::from(mesh.node().netns()), "nft", &["-j", "list", "sets"]).unwrap().to_string();
-    poll_true("the probe set forgets", PATIENCE, || !sets().contains(&format!("\"{ip}\""))).unwrap();
+    let sets = || {
+        json(&Place::from(mesh.node().netns()), "nft", &["-j", "list", "sets"])
+            .unwrap()
+            .to_string()
+    };
+    poll_true("the probe set forgets", PATIENCE, || {
+        !sets().contains(&format!("\"{ip}\""))
+    })
+    .unwrap();
     assert!(held().contains_key(other.uid()) && sets().contains(&format!("\"{}\"", other.ip())));
-    poll_true("one sandbox is left", PATIENCE, || mesh.node_status().unwrap().executor.unwrap().sandboxes == 1).unwrap();
+    poll_true("one sandbox is left", PATIENCE, || {
+        mesh.node_status().unwrap().executor.unwrap().sandboxes == 1
+    })
+    .unwrap();
 }
 
 #[test]
@@ -43,8 +58,16 @@ fn a_deleted_attachment_is_let_go() {
 fn a_delete_without_a_netns_path_lets_go_all_the_same() {
     let mesh = node();
     is_let_go(&mesh, |pod, _| {
-        let attachment = Attachment { netns: String::new(), ..Attachment::from(pod) };
-        mesh.chain().unwrap().del(&attachment, None).unwrap().ok().unwrap();
+        let attachment = Attachment {
+            netns: String::new(),
+            ..Attachment::from(pod)
+        };
+        mesh.chain()
+            .unwrap()
+            .del(&attachment, None)
+            .unwrap()
+            .ok()
+            .unwrap();
     });
 }
 
@@ -52,14 +75,29 @@ fn a_delete_without_a_netns_path_lets_go_all_the_same() {
 fn what_the_runtime_no_longer_lists_is_let_go() {
     let mesh = node();
     is_let_go(&mesh, |_, other| {
-        mesh.chain_with("1.1.0", Vec::new()).unwrap().gc(&[Attachment::from(other)]).unwrap().ok().unwrap();
+        mesh.chain_with("1.1.0", Vec::new())
+            .unwrap()
+            .gc(&[Attachment::from(other)])
+            .unwrap()
+            .ok()
+            .unwrap();
     });
 }
 
 #[test]
 fn a_pod_whose_interface_vanishes_is_let_go() {
     let mesh = node();
-    is_let_go(&mesh, |pod, _| drop(text(mesh.node().place(), "ip", &["link", "del", pod.host_ifname()], b"").unwrap()));
+    is_let_go(&mesh, |pod, _| {
+        drop(
+            text(
+                mesh.node().place(),
+                "ip",
+                &["link", "del", pod.host_ifname()],
+                b"",
+            )
+            .unwrap(),
+        )
+    });
 }
 
 #[test]
@@ -68,11 +106,19 @@ fn a_delete_that_found_no_executor_is_made_up_for_when_it_is_back() {
     is_let_go(&mesh, |pod, _| {
         mesh.executor.kill().unwrap();
         mesh.del(pod).unwrap().ok().unwrap();
-        assert_eq!(std::fs::read_dir(mesh.run.tombstones()).unwrap().count(), 1, "no tombstone");
+        assert_eq!(
+            std::fs::read_dir(mesh.run.tombstones()).unwrap().count(),
+            1,
+            "no tombstone"
+        );
         mesh.executor.start_again().unwrap();
         mesh.wait_serving().unwrap();
     });
-    assert_eq!(std::fs::read_dir(mesh.run.tombstones()).unwrap().count(), 0, "the tombstone stays");
+    assert_eq!(
+        std::fs::read_dir(mesh.run.tombstones()).unwrap().count(),
+        0,
+        "the tombstone stays"
+    );
 }
 
 #[test]
@@ -81,11 +127,21 @@ fn an_enrolled_pods_netns_can_be_removed_at_any_time() {
     let pod = mesh_pod(&mesh, "pod").unwrap();
     let path = pod.netns_path().to_owned();
     // As `ip netns del` and the runtimes do it: lazily.
-    text(mesh.node().place(), "umount", &["--lazy", path.to_str().unwrap()], b"").unwrap();
+    text(
+        mesh.node().place(),
+        "umount",
+        &["--lazy", path.to_str().unwrap()],
+        b"",
+    )
+    .unwrap();
     std::fs::remove_file(&path).unwrap();
     for process in sluice_integration::descriptors::processes(&mesh) {
         let mounts = std::fs::read_to_string(format!("/proc/{}/mountinfo", process.pid())).unwrap();
-        assert!(!mounts.contains(path.to_str().unwrap()), "{} still has the mount", process.name());
+        assert!(
+            !mounts.contains(path.to_str().unwrap()),
+            "{} still has the mount",
+            process.name()
+        );
     }
     mesh.del(&pod).unwrap().ok().unwrap();
     let (inode, veth) = (pod.netns().inode(), pod.host_ifname().to_owned());

@@ -34,18 +34,34 @@ fn nft(netns: &Netns, command: &str) {
 /// Whether an address is an element of any set in the host's netns.
 fn in_probe_set(netns: &Netns, address: IpAddr) -> bool {
     let sets = json(&Place::from(netns), "nft", &["-j", "list", "sets"]).unwrap();
-    let holds = |set: &Value| set["elem"].as_array().is_some_and(|all| all.iter().any(|e| e == &address.to_string()));
-    sets["nftables"].as_array().unwrap().iter().filter_map(|object| object.get("set")).any(holds)
+    let holds = |set: &Value| {
+        set["elem"]
+            .as_array()
+            .is_some_and(|all| all.iter().any(|e| e == &address.to_string()))
+    };
+    sets["nftables"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|object| object.get("set"))
+        .any(holds)
 }
 
 /// A request from the host to the pod; gives the source address that the application saw.
 fn probe(node: &Node, address: IpAddr) -> std::io::Result<IpAddr> {
-    fetch(node.netns(), SocketAddr::new(address, APP_PORT), Duration::from_secs(3)).map(|seen| seen.peer.ip())
+    fetch(
+        node.netns(),
+        SocketAddr::new(address, APP_PORT),
+        Duration::from_secs(3),
+    )
+    .map(|seen| seen.peer.ip())
 }
 
 fn probe_works(node: &Node, pod: &Pod) {
     for address in pod.addresses() {
-        let expected: IpAddr = if address.is_ipv4() { PROBE_V4 } else { PROBE_V6 }.parse().unwrap();
+        let expected: IpAddr = if address.is_ipv4() { PROBE_V4 } else { PROBE_V6 }
+            .parse()
+            .unwrap();
         let mut last = None;
         let outcome = poll_until("probe comes from the probe address", BOUND, || {
             last = Some(probe(node, *address));
@@ -58,7 +74,10 @@ fn probe_works(node: &Node, pod: &Pod) {
 #[test]
 fn an_address_stays_in_the_probe_set_through_restarts_although_the_api_lists_none() {
     let scene = Scene::start().unwrap();
-    let without = PodOptions { without_addresses: true, ..PodOptions::default() };
+    let without = PodOptions {
+        without_addresses: true,
+        ..PodOptions::default()
+    };
     scene.mesh.manifests.pod(&scene.server, &without).unwrap();
     let host = scene.mesh.node().netns().clone();
     assert!(in_probe_set(&host, scene.server.ip()));
@@ -80,16 +99,28 @@ fn an_address_stays_in_the_probe_set_through_restarts_although_the_api_lists_non
         scene.mesh.broker.restart().unwrap();
         scene.mesh.executor.start_again().unwrap();
         scene.mesh.wait_serving().unwrap();
-        scene.mesh.wait_state(&scene.server, PodState::Enrolled, PATIENCE).unwrap();
+        scene
+            .mesh
+            .wait_state(&scene.server, PodState::Enrolled, PATIENCE)
+            .unwrap();
     }
     stop.store(true, Ordering::Relaxed);
     let (samples, missing) = sampler.join().unwrap();
-    assert!(samples > 10 && missing == 0, "missing in {missing} of {samples} samples");
+    assert!(
+        samples > 10 && missing == 0,
+        "missing in {missing} of {samples} samples"
+    );
     // What samples cannot see either: no element was removed in between.
     let heard = monitor.stop().unwrap();
-    assert!(!heard.iter().any(|line| line.contains("delete element")), "{heard:?}");
+    assert!(
+        !heard.iter().any(|line| line.contains("delete element")),
+        "{heard:?}"
+    );
     scene.mesh.del(&scene.server).unwrap().ok().unwrap();
-    poll_true("the address leaves with the pod", BOUND, || !in_probe_set(&host, scene.server.ip())).unwrap();
+    poll_true("the address leaves with the pod", BOUND, || {
+        !in_probe_set(&host, scene.server.ip())
+    })
+    .unwrap();
 }
 
 #[test]
@@ -98,21 +129,49 @@ fn host_rules_that_others_remove_are_back_within_five_seconds_and_counted() {
     let host = scene.mesh.node().netns().clone();
     probe_works(scene.mesh.node(), &scene.server);
     let repaired = || scene.mesh.node_status().unwrap().executor.unwrap().repaired_host;
-    let our_table = || text(&Place::from(&host), "nft", &["-s", "list", "table", "inet", "sluice-host"], b"");
+    let our_table = || {
+        text(
+            &Place::from(&host),
+            "nft",
+            &["-s", "list", "table", "inet", "sluice-host"],
+            b"",
+        )
+    };
     let before = our_table().unwrap();
     let damages: [&dyn Fn(); 3] = [
         &|| nft(&host, "delete table inet sluice-host"),
         &|| nft(&host, "flush ruleset"),
         &|| {
-            let ruleset = json(&Place::from(&host), "nft", &["-j", "-a", "list", "table", "inet", "sluice-host"]).unwrap();
-            let rule = ruleset["nftables"].as_array().unwrap().iter().find_map(|object| object.get("rule")).cloned().unwrap();
-            nft(&host, &format!("delete rule inet sluice-host {} handle {}", rule["chain"].as_str().unwrap(), rule["handle"]));
+            let ruleset = json(
+                &Place::from(&host),
+                "nft",
+                &["-j", "-a", "list", "table", "inet", "sluice-host"],
+            )
+            .unwrap();
+            let rule = ruleset["nftables"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .find_map(|object| object.get("rule"))
+                .cloned()
+                .unwrap();
+            nft(
+                &host,
+                &format!(
+                    "delete rule inet sluice-host {} handle {}",
+                    rule["chain"].as_str().unwrap(),
+                    rule["handle"]
+                ),
+            );
         },
     ];
     for damage in damages {
         let counted = repaired();
         damage();
-        poll_true("host rules are back", BOUND, || our_table().is_ok_and(|now| now == before)).unwrap();
+        poll_true("host rules are back", BOUND, || {
+            our_table().is_ok_and(|now| now == before)
+        })
+        .unwrap();
         probe_works(scene.mesh.node(), &scene.server);
         poll_true("the repair is counted", BOUND, || repaired() > counted).unwrap();
     }
@@ -123,7 +182,17 @@ fn probes_keep_their_source_whatever_masquerades_pods_before_or_after_us() {
     for tool in ["iptables-legacy", "iptables-nft"] {
         let node = Node::new().unwrap();
         let masquerade = |netns: &Netns| {
-            let rule = ["-t", "nat", "-I", "POSTROUTING", "1", "-d", "10.244.0.0/16", "-j", "MASQUERADE"];
+            let rule = [
+                "-t",
+                "nat",
+                "-I",
+                "POSTROUTING",
+                "1",
+                "-d",
+                "10.244.0.0/16",
+                "-j",
+                "MASQUERADE",
+            ];
             text(&Place::from(netns), tool, &rule, b"").unwrap();
         };
         masquerade(node.netns());
@@ -134,7 +203,9 @@ fn probes_keep_their_source_whatever_masquerades_pods_before_or_after_us() {
         probe_works(mesh.node(), &pod);
         masquerade(mesh.node().netns());
         probe_works(mesh.node(), &pod);
-        let captured = mesh.control().counts().unwrap().workloads[pod.uid()].counts.inbound;
+        let captured = mesh.control().counts().unwrap().workloads[pod.uid()]
+            .counts
+            .inbound;
         assert_eq!(captured, 0, "a probe went through the proxy");
     }
 }
@@ -148,7 +219,12 @@ fn probes_work_where_there_is_only_ipv6() {
     mesh.add(&pod).unwrap().ok().unwrap();
     let _app = EchoServer::start(pod.netns(), APP_PORT).unwrap();
     probe_works(mesh.node(), &pod);
-    assert_eq!(mesh.control().counts().unwrap().workloads[pod.uid()].counts.inbound, 0);
+    assert_eq!(
+        mesh.control().counts().unwrap().workloads[pod.uid()]
+            .counts
+            .inbound,
+        0
+    );
 }
 
 #[test]
@@ -165,21 +241,39 @@ fn sets_and_chains_of_our_name_but_another_type_are_replaced() {
     let pod = mesh_pod(&mesh, "probed").unwrap();
     let _app = EchoServer::start(pod.netns(), APP_PORT).unwrap();
     probe_works(mesh.node(), &pod);
-    let table = text(&Place::from(mesh.node().netns()), "nft", &["list", "table", "inet", "sluice-host"], b"").unwrap();
-    assert!(!table.contains("left") && !table.contains("ether_addr"), "{table}");
-    assert!(!table.contains("comment"), "a comment is an extension that not every kernel has");
+    let table = text(
+        &Place::from(mesh.node().netns()),
+        "nft",
+        &["list", "table", "inet", "sluice-host"],
+        b"",
+    )
+    .unwrap();
+    assert!(
+        !table.contains("left") && !table.contains("ether_addr"),
+        "{table}"
+    );
+    assert!(
+        !table.contains("comment"),
+        "a comment is an extension that not every kernel has"
+    );
 }
 
 #[test]
 fn a_pod_added_before_any_proxy_is_whole_once_one_comes() {
-    let mut mesh = Mesh::start_with(MeshOptions { without_proxy: true, ..MeshOptions::default() }).unwrap();
+    let mut mesh = Mesh::start_with(MeshOptions {
+        without_proxy: true,
+        ..MeshOptions::default()
+    })
+    .unwrap();
     mesh.manifests.namespace("default", "ambient").unwrap();
     let pod = mesh.node().pod("early").create().unwrap();
     mesh.manifests.pod(&pod, &PodOptions::default()).unwrap();
     let running = mesh.node().pod("running").namespace("other").create().unwrap();
     mesh.manifests.pod(&running, &PodOptions::default()).unwrap();
     mesh.add(&running).unwrap().ok().unwrap();
-    mesh.manifests.pod(&running, &PodOptions::mode("ambient")).unwrap();
+    mesh.manifests
+        .pod(&running, &PodOptions::mode("ambient"))
+        .unwrap();
     let outcome = std::thread::scope(|scope| {
         let chain = mesh.chain().unwrap();
         let pod = &pod;

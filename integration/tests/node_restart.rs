@@ -31,7 +31,14 @@ impl DnsLoad {
             let (mut answered, mut failures) = (0, Vec::new());
             let mut next = Instant::now();
             while !stopped.load(Ordering::Relaxed) {
-                match query(&netns, resolver, "app.default.svc", false, false, Duration::from_secs(5)) {
+                match query(
+                    &netns,
+                    resolver,
+                    "app.default.svc",
+                    false,
+                    false,
+                    Duration::from_secs(5),
+                ) {
                     Ok(_) => answered += 1,
                     Err(error) => failures.push(error.to_string()),
                 }
@@ -46,7 +53,10 @@ impl DnsLoad {
     fn nothing_failed(self) {
         self.stop.store(true, Ordering::Relaxed);
         let (answered, failures) = self.thread.join().unwrap();
-        assert!(answered > 0 && failures.is_empty(), "{answered} answered, failures: {failures:?}");
+        assert!(
+            answered > 0 && failures.is_empty(),
+            "{answered} answered, failures: {failures:?}"
+        );
     }
 }
 
@@ -55,7 +65,8 @@ fn survives(restart: impl Fn(&Mesh)) {
     let _turn = turn();
     let scene = Scene::start().unwrap();
     let dir = scene.mesh.node().dir();
-    let monitors = [&scene.client, &scene.server].map(|pod| RuleMonitor::start(pod.netns(), dir, pod.name()).unwrap());
+    let monitors =
+        [&scene.client, &scene.server].map(|pod| RuleMonitor::start(pod.netns(), dir, pod.name()).unwrap());
     let load = scene.load(scene.steady()).unwrap();
     let dns = DnsLoad::start(scene.client.netns());
     for _ in 0..TIMES {
@@ -70,7 +81,10 @@ fn survives(restart: impl Fn(&Mesh)) {
         monitor.silent().unwrap();
     }
     let held = scene.mesh.control().counts().unwrap();
-    assert!(held.workloads[scene.client.uid()].counts.outbound > 0, "traffic went around the proxy");
+    assert!(
+        held.workloads[scene.client.uid()].counts.outbound > 0,
+        "traffic went around the proxy"
+    );
 }
 
 #[test]
@@ -100,7 +114,11 @@ fn killing_the_opener_fails_no_request_and_changes_no_rule() {
 #[test]
 fn requests_fail_only_while_the_proxy_is_away() {
     let _turn = turn();
-    let mut scene = Scene::start_with(MeshOptions { proxy: vec!["--grace-ms".into(), "0".into()], ..MeshOptions::default() }).unwrap();
+    let mut scene = Scene::start_with(MeshOptions {
+        proxy: vec!["--grace-ms".into(), "0".into()],
+        ..MeshOptions::default()
+    })
+    .unwrap();
     let load = scene.load(scene.steady()).unwrap();
     let mut away = Vec::new();
     for _ in 0..TIMES {
@@ -116,11 +134,24 @@ fn requests_fail_only_while_the_proxy_is_away() {
     let outside: Vec<_> = report
         .failures
         .iter()
-        .filter(|failure| !away.iter().any(|(from, to)| failure.failed_at >= *from && failure.sent_at <= *to))
+        .filter(|failure| {
+            !away
+                .iter()
+                .any(|(from, to)| failure.failed_at >= *from && failure.sent_at <= *to)
+        })
         .collect();
-    assert!(outside.is_empty(), "{} failures while the proxy was there, first: {:?}", outside.len(), outside.first());
+    assert!(
+        outside.is_empty(),
+        "{} failures while the proxy was there, first: {:?}",
+        outside.len(),
+        outside.first()
+    );
     let held = scene.mesh.control().counts().unwrap();
     for pod in [&scene.client, &scene.server] {
-        assert!(held.workloads[pod.uid()].listening, "{} is half-working", pod.name());
+        assert!(
+            held.workloads[pod.uid()].listening,
+            "{} is half-working",
+            pod.name()
+        );
     }
 }

@@ -23,7 +23,11 @@ use sluice_testkit::traffic::server::EchoServer;
 use sluice_testkit::wait::poll_true;
 
 fn node_without_proxy() -> Mesh {
-    let mesh = Mesh::start_with(MeshOptions { without_proxy: true, ..MeshOptions::default() }).unwrap();
+    let mesh = Mesh::start_with(MeshOptions {
+        without_proxy: true,
+        ..MeshOptions::default()
+    })
+    .unwrap();
     mesh.manifests.namespace("default", "ambient").unwrap();
     mesh
 }
@@ -37,8 +41,16 @@ fn live_sockets(mesh: &Mesh, clients: &[&Handoff]) -> usize {
         places.push(Place::from(&Netns::from_fd(netns.into())));
     }
     let directory = mesh.run.zds_socket().parent().unwrap().display().to_string();
-    let listings = places.iter().map(|place| text(place, "ss", &["-x", "-p", "-n"], b"").unwrap());
-    listings.map(|all| all.lines().filter(|line| line.contains("ESTAB") && line.contains(&directory)).count()).sum()
+    let listings = places
+        .iter()
+        .map(|place| text(place, "ss", &["-x", "-p", "-n"], b"").unwrap());
+    listings
+        .map(|all| {
+            all.lines()
+                .filter(|line| line.contains("ESTAB") && line.contains(&directory))
+                .count()
+        })
+        .sum()
 }
 
 fn counted(mesh: &Mesh) -> usize {
@@ -51,15 +63,32 @@ fn settles_at(mesh: &Mesh, clients: &[&Handoff]) {
         last = (counted(mesh), live_sockets(mesh, clients));
         last == (clients.len(), clients.len())
     });
-    outcome.unwrap_or_else(|late| panic!("{late}: told {}, alive {}, expected {}", last.0, last.1, clients.len()));
+    outcome.unwrap_or_else(|late| {
+        panic!(
+            "{late}: told {}, alive {}, expected {}",
+            last.0,
+            last.1,
+            clients.len()
+        )
+    });
 }
 
 fn uids(control: &Control, kind: &str) -> Vec<String> {
-    control.report().unwrap().messages.into_iter().filter(|m| m.kind == kind).map(|m| m.uid).collect()
+    control
+        .report()
+        .unwrap()
+        .messages
+        .into_iter()
+        .filter(|m| m.kind == kind)
+        .map(|m| m.uid)
+        .collect()
 }
 
 fn was_told(control: &Control, kind: &str, pod: &Pod) {
-    poll_true(&format!("{kind} of {}", pod.name()), PATIENCE, || uids(control, kind).iter().any(|uid| uid == pod.uid())).unwrap();
+    poll_true(&format!("{kind} of {}", pod.name()), PATIENCE, || {
+        uids(control, kind).iter().any(|uid| uid == pod.uid())
+    })
+    .unwrap();
 }
 
 fn leave(mesh: &Mesh, pod: &Pod) {
@@ -70,7 +99,11 @@ fn leave(mesh: &Mesh, pod: &Pod) {
 #[test]
 fn connections_are_counted_as_the_kernel_has_them_in_any_order_of_coming_and_going() {
     let mesh = node_without_proxy();
-    let sequences: [&[&str]; 3] = [&["+1", "+2", "-1", "-2"], &["+1", "+2", "-2", "-1"], &["+1", "-1", "+2"]];
+    let sequences: [&[&str]; 3] = [
+        &["+1", "+2", "-1", "-2"],
+        &["+1", "+2", "-2", "-1"],
+        &["+1", "-1", "+2"],
+    ];
     let mut pods = 0;
     for (round, sequence) in sequences.iter().enumerate() {
         let mut live: Vec<(&str, Handoff)> = Vec::new();
@@ -110,7 +143,10 @@ fn a_connection_that_cannot_serve_gets_no_add_while_an_older_one_can() {
         let pod = mesh_pod(&mesh, name).unwrap();
         was_told(&first.control, "add", &pod);
         // Below the 4 s that an unanswered message costs.
-        assert!(started.elapsed() < Duration::from_secs(4), "{name} waited for the wrong connection");
+        assert!(
+            started.elapsed() < Duration::from_secs(4),
+            "{name} waited for the wrong connection"
+        );
         pod
     };
     serves("before");
@@ -119,9 +155,15 @@ fn a_connection_that_cannot_serve_gets_no_add_while_an_older_one_can() {
         poll_true("it is counted", PATIENCE, || counted(&mesh) == 2).unwrap();
         serves("without-hello");
     }
-    for (name, behaviour) in [("silent", Behaviour::default().silent("*")), ("nacking", Behaviour::default().nack("*", "cannot"))] {
+    for (name, behaviour) in [
+        ("silent", Behaviour::default().silent("*")),
+        ("nacking", Behaviour::default().nack("*", "cannot")),
+    ] {
         let second = Handoff::start(&mesh, name, &behaviour).unwrap();
-        second.control.wait("it is connected", PATIENCE, |report| report.connections > 0).unwrap();
+        second
+            .control
+            .wait("it is connected", PATIENCE, |report| report.connections > 0)
+            .unwrap();
         serves(name);
         assert!(!second.control.counts().unwrap().ready);
     }
@@ -143,7 +185,10 @@ fn a_dead_pod_is_in_no_proxys_final_state() {
     let alive = mesh_pod(&mesh, "alive").unwrap();
     let gone = |mesh: &Mesh, uid: &str| {
         let held = || mesh.control().counts().unwrap();
-        poll_true("the proxy has let go", PATIENCE, || !held().workloads.contains_key(uid) && !held().pending.contains_key(uid)).unwrap();
+        poll_true("the proxy has let go", PATIENCE, || {
+            !held().workloads.contains_key(uid) && !held().pending.contains_key(uid)
+        })
+        .unwrap();
         mesh.control().wait_ready(PATIENCE).unwrap();
     };
     // Deleted while the broker was down, with DEL.
@@ -170,15 +215,27 @@ fn a_dead_pod_is_in_no_proxys_final_state() {
     let uid = pod.uid().to_owned();
     mesh.proxy.take().unwrap().kill().unwrap();
     let slow = Handoff::start(&mesh, "slow", &Behaviour::default().delay_ms("add", 500)).unwrap();
-    poll_true("the snapshot has begun", PATIENCE, || !slow.control.report().unwrap().messages.is_empty()).unwrap();
+    poll_true("the snapshot has begun", PATIENCE, || {
+        !slow.control.report().unwrap().messages.is_empty()
+    })
+    .unwrap();
     leave(&mesh, &pod);
     pod.delete().unwrap();
     slow.control.wait_ready(PATIENCE).unwrap();
-    poll_true("the proxy has let go", PATIENCE, || !slow.control.counts().unwrap().workloads.contains_key(&uid)).unwrap();
+    poll_true("the proxy has let go", PATIENCE, || {
+        !slow.control.counts().unwrap().workloads.contains_key(&uid)
+    })
+    .unwrap();
     drop(slow);
     mesh.start_proxy().unwrap();
     gone(&mesh, &uid);
-    assert!(mesh.control().counts().unwrap().workloads.contains_key(alive.uid()));
+    assert!(
+        mesh.control()
+            .counts()
+            .unwrap()
+            .workloads
+            .contains_key(alive.uid())
+    );
 }
 
 #[test]
@@ -187,14 +244,28 @@ fn a_pod_that_has_ended_is_deleted_at_the_proxy_even_without_its_netns() {
     mesh.manifests.namespace("default", "ambient").unwrap();
     for (name, phase) in [("job", "Succeeded"), ("crashed", "Failed")] {
         let pod = mesh_pod(&mesh, name).unwrap();
-        mesh.manifests.pod(&pod, &PodOptions { phase: phase.into(), ..PodOptions::default() }).unwrap();
+        mesh.manifests
+            .pod(
+                &pod,
+                &PodOptions {
+                    phase: phase.into(),
+                    ..PodOptions::default()
+                },
+            )
+            .unwrap();
         was_told(&mesh.control(), "del", &pod);
         let other = mesh_pod(&mesh, &format!("{name}-2")).unwrap();
-        let status = PodOptions { phase: phase.into(), ..PodOptions::default() };
+        let status = PodOptions {
+            phase: phase.into(),
+            ..PodOptions::default()
+        };
         let uid = other.uid().to_owned();
         mesh.manifests.pod(&other, &status).unwrap();
         other.delete().unwrap();
-        poll_true("del without a netns", PATIENCE, || uids(&mesh.control(), "del").contains(&uid)).unwrap();
+        poll_true("del without a netns", PATIENCE, || {
+            uids(&mesh.control(), "del").contains(&uid)
+        })
+        .unwrap();
     }
 }
 
@@ -204,20 +275,37 @@ fn deletes_end_in_time_while_a_proxy_keeps_reconnecting() {
     const WORKERS: usize = 8;
     let mesh = node_without_proxy();
     let steady = Handoff::ready(&mesh, "steady").unwrap();
-    let pods: Vec<Pod> = (0..WORKERS).map(|n| mesh.node().pod(&format!("pod-{n}")).create().unwrap()).collect();
+    let pods: Vec<Pod> = (0..WORKERS)
+        .map(|n| mesh.node().pod(&format!("pod-{n}")).create().unwrap())
+        .collect();
     for pod in &pods {
         mesh.manifests.pod(pod, &PodOptions::default()).unwrap();
     }
     let stop = AtomicBool::new(false);
     let longest = std::thread::scope(|scope| {
         scope.spawn(|| reconnect(&mesh, &stop));
-        let workers: Vec<_> = pods.iter().map(|pod| scope.spawn(|| come_and_go(&mesh, pod, DELETES / WORKERS))).collect();
-        let longest = workers.into_iter().map(|worker| worker.join().unwrap()).max().unwrap();
+        let workers: Vec<_> = pods
+            .iter()
+            .map(|pod| scope.spawn(|| come_and_go(&mesh, pod, DELETES / WORKERS)))
+            .collect();
+        let longest = workers
+            .into_iter()
+            .map(|worker| worker.join().unwrap())
+            .max()
+            .unwrap();
         stop.store(true, Ordering::Relaxed);
         longest
     });
-    assert!(longest < Duration::from_secs(6), "an operation waited {longest:?}");
-    steady.control.wait("all deletes are applied", PATIENCE, |report| report.workloads.is_empty()).unwrap();
+    assert!(
+        longest < Duration::from_secs(6),
+        "an operation waited {longest:?}"
+    );
+    steady
+        .control
+        .wait("all deletes are applied", PATIENCE, |report| {
+            report.workloads.is_empty()
+        })
+        .unwrap();
     settles_at(&mesh, &[&steady]);
     let pod = mesh_pod(&mesh, "after-all").unwrap();
     was_told(&steady.control, "add", &pod);
@@ -228,7 +316,10 @@ fn come_and_go(mesh: &Mesh, pod: &Pod, times: usize) -> Duration {
     let client = AddClient::new(&mesh.run).unwrap();
     let mut longest = Duration::ZERO;
     for number in 0..times {
-        let key = Attachment { container_id: format!("{}-{number}", pod.name()), ..attachment(pod) };
+        let key = Attachment {
+            container_id: format!("{}-{number}", pod.name()),
+            ..attachment(pod)
+        };
         for step in ["add", "del"] {
             let started = Instant::now();
             if step == "add" {
@@ -246,10 +337,16 @@ fn come_and_go(mesh: &Mesh, pod: &Pod, times: usize) -> Duration {
 /// Connects, takes what comes for 20 ms, closes; again and again.
 fn reconnect(mesh: &Mesh, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
-        let Ok(peer) = RawZtunnel::connect(&mesh.run.zds_socket()) else { continue };
+        let Ok(peer) = RawZtunnel::connect(&mesh.run.zds_socket()) else {
+            continue;
+        };
         let until = Instant::now() + Duration::from_millis(20);
         let _ = peer.hello(1);
-        while Instant::now() < until && peer.receive(Duration::from_millis(5)).is_ok_and(|message| message.is_some()) {
+        while Instant::now() < until
+            && peer
+                .receive(Duration::from_millis(5))
+                .is_ok_and(|message| message.is_some())
+        {
             let _ = peer.ack();
         }
     }
@@ -262,7 +359,10 @@ fn a_late_answer_is_never_taken_for_that_of_the_next_message() {
     peer.hello(1).unwrap();
     assert_eq!(peer.receive(PATIENCE).unwrap().unwrap().0, Kind::SnapshotSent);
     peer.ack().unwrap();
-    let (late, next) = (mesh.node().pod("late").create().unwrap(), mesh.node().pod("next").create().unwrap());
+    let (late, next) = (
+        mesh.node().pod("late").create().unwrap(),
+        mesh.node().pod("next").create().unwrap(),
+    );
     for pod in [&late, &next] {
         mesh.manifests.pod(pod, &PodOptions::default()).unwrap();
     }
@@ -278,7 +378,10 @@ fn a_late_answer_is_never_taken_for_that_of_the_next_message() {
                 Some(more) => panic!("sent although an answer was due: {more:?}"),
             }
         };
-        assert!((Duration::from_secs(3)..Duration::from_secs(7)).contains(&closed), "closed after {closed:?}");
+        assert!(
+            (Duration::from_secs(3)..Duration::from_secs(7)).contains(&closed),
+            "closed after {closed:?}"
+        );
         assert!(peer.ack().is_err(), "a late answer was still taken");
         let outcome = adding.join().unwrap();
         assert!(!outcome.succeeded(), "an ADD without an answer passed");
@@ -295,10 +398,16 @@ fn another_protocol_version_is_refused_and_said_once() {
         for _ in 0..5 {
             let peer = RawZtunnel::connect(&mesh.run.zds_socket()).unwrap();
             peer.hello(version).unwrap();
-            assert!(peer.receive(PATIENCE).unwrap().is_none(), "version {version} was served");
+            assert!(
+                peer.receive(PATIENCE).unwrap().is_none(),
+                "version {version} was served"
+            );
         }
         let log = mesh.broker.log_text();
-        let said = log.lines().filter(|line| line.contains("version") && line.contains(&version.to_string())).count();
+        let said = log
+            .lines()
+            .filter(|line| line.contains("version") && line.contains(&version.to_string()))
+            .count();
         assert!(said >= 1, "nothing in the log about version {version}:\n{log}");
         assert!(said <= 2, "said {said} times");
     }
@@ -312,14 +421,23 @@ fn another_protocol_version_is_refused_and_said_once() {
 fn pods_added_before_any_proxy_are_each_given_once() {
     const PODS: usize = 20;
     let mut mesh = node_without_proxy();
-    let pods: Vec<Pod> = (0..PODS).map(|n| mesh.node().pod(&format!("early-{n}")).create().unwrap()).collect();
+    let pods: Vec<Pod> = (0..PODS)
+        .map(|n| mesh.node().pod(&format!("early-{n}")).create().unwrap())
+        .collect();
     for pod in &pods {
         mesh.manifests.pod(pod, &PodOptions::default()).unwrap();
     }
     let chain = &mesh.chain().unwrap();
     std::thread::scope(|scope| {
-        let adding: Vec<_> = pods.iter().map(|pod| scope.spawn(move || chain.add(&pod.into(), Some(&pod.prev_result("1.0.0"))))).collect();
-        poll_true("all are pending", PATIENCE, || mesh.pods().is_ok_and(|known| known.iter().filter(|p| p.state() == PodState::Pending).count() == PODS)).unwrap();
+        let adding: Vec<_> = pods
+            .iter()
+            .map(|pod| scope.spawn(move || chain.add(&pod.into(), Some(&pod.prev_result("1.0.0")))))
+            .collect();
+        poll_true("all are pending", PATIENCE, || {
+            mesh.pods()
+                .is_ok_and(|known| known.iter().filter(|p| p.state() == PodState::Pending).count() == PODS)
+        })
+        .unwrap();
         mesh.start_proxy().unwrap();
         for added in adding {
             added.join().unwrap().unwrap().ok().unwrap();
@@ -330,7 +448,11 @@ fn pods_added_before_any_proxy_are_each_given_once() {
     for pod in &pods {
         mesh.wait_state(pod, PodState::Enrolled, PATIENCE).unwrap();
         for connection in 1..=report.connections {
-            let adds = report.messages.iter().filter(|m| m.kind == "add" && m.uid == pod.uid() && m.connection == connection).count();
+            let adds = report
+                .messages
+                .iter()
+                .filter(|m| m.kind == "add" && m.uid == pod.uid() && m.connection == connection)
+                .count();
             assert_eq!(adds, 1, "{} on connection {connection}", pod.name());
         }
         if pod.uid() != pods[0].uid() {
@@ -339,7 +461,10 @@ fn pods_added_before_any_proxy_are_each_given_once() {
     }
     let log = mesh.broker.log_text();
     for pod in &pods {
-        let lines = log.lines().filter(|line| (line.contains("WARN") || line.contains("ERROR")) && line.contains(pod.uid())).count();
+        let lines = log
+            .lines()
+            .filter(|line| (line.contains("WARN") || line.contains("ERROR")) && line.contains(pod.uid()))
+            .count();
         assert!(lines <= 1, "{lines} lines about {}", pod.name());
     }
 }
@@ -348,7 +473,12 @@ fn pods_added_before_any_proxy_are_each_given_once() {
 fn a_socket_that_nobody_ever_connected_to_is_described() {
     let mesh = node_without_proxy();
     let described = mesh.node_status().unwrap().zds_socket;
-    for part in [mesh.run.zds_socket().display().to_string().as_str(), "660", "64807", "ever"] {
+    for part in [
+        mesh.run.zds_socket().display().to_string().as_str(),
+        "660",
+        "64807",
+        "ever",
+    ] {
         assert!(described.contains(part), "{part:?} is not in {described:?}");
     }
 }
