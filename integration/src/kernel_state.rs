@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sluice_testkit::netns::Netns;
 use sluice_testkit::pod::Pod;
-use sluice_testkit::process::{self, status::ProcStatus, text};
+use sluice_testkit::process::{self, Process, status::ProcStatus, text};
 use sluice_testkit::wait::poll_until;
 
 use crate::descriptors::all_processes;
@@ -96,7 +96,7 @@ impl Traces {
                 *descriptors.entry(name).or_default() += ProcStatus::read(pid)?.descriptors()?.len();
             }
         }
-        let proxy = if mesh.proxy.is_some() {
+        let proxy = if mesh.proxy.as_ref().is_some_and(Process::is_running) {
             let report = mesh.control().counts()?;
             report
                 .workloads
