@@ -45,7 +45,7 @@ impl Node {
             net: Some(netns.clone()),
             mount: Some(MountNs::new().context("making a mount namespace")?),
         };
-        let dir = tempfile::Builder::new().prefix("sluice-node-").tempdir()?;
+        let dir = tempfile::Builder::new().prefix("sluice-node-").tempdir_in(volatile_dir())?;
         // The broker has a uid of its own and must get through to its directories.
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755))?;
         std::fs::create_dir(dir.path().join("netns"))?;
@@ -149,6 +149,14 @@ impl Node {
     pub(crate) fn next_pod(&self) -> u32 {
         self.0.pods.fetch_add(1, Ordering::Relaxed)
     }
+}
+
+/// A tmpfs if there is one: run directories are on one, and making a file elsewhere takes a hundred times as long.
+fn volatile_dir() -> PathBuf {
+    let shared_memory = PathBuf::from("/dev/shm");
+    let is_tmpfs = nix::sys::statfs::statfs(&shared_memory)
+        .is_ok_and(|fs| fs.filesystem_type() == nix::sys::statfs::TMPFS_MAGIC);
+    if is_tmpfs { shared_memory } else { std::env::temp_dir() }
 }
 
 /// The addresses of pod `number`: `.0.1` is the bridge, pods start at `.0.10`.
