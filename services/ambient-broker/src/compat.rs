@@ -13,7 +13,7 @@ use hyper::{Request, StatusCode};
 use serde::Deserialize;
 use sluice_proto::code::ErrorCode;
 use sluice_proto::id::{Namespace, NetnsPath, PodName, PodRef, PodUid};
-use sluice_proto::sandbox::Failure;
+use sluice_proto::sandbox::{Failure, NetnsIdentity};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::driver::Query;
@@ -21,7 +21,7 @@ use crate::executor::Executor;
 use crate::http::{Handler, Reply, TEXT, reply};
 use crate::metrics::Metrics;
 use crate::reconcile::Event;
-use crate::reconcile::event::Standing;
+use crate::reconcile::event::{PodReport, Standing};
 use crate::registry::Registry;
 
 /// An ADD event is a few hundred bytes; the plugin's client gives up after 5 s.
@@ -129,11 +129,12 @@ impl Compatibility {
             .executor
             .adopt_at(&pod, &event.ips, Some(netns.as_str()))
             .await?;
+        let netns = sandbox.netns.clone();
         let _ = self.events.send(Event::Adopted {
             pod: pod.uid.clone(),
             result: Ok(Box::new(sandbox)),
         });
-        self.enrolled(&pod.uid, changes).await
+        self.enrolled(&pod.uid, &netns, changes).await
     }
 
     /// The pod by name: asked for again while the source may lag behind.
@@ -174,10 +175,11 @@ impl Compatibility {
         }
     }
 
-    /// Waits until the pod is in the mesh.
+    /// Waits until the pod is in the mesh with this netns.
     async fn enrolled(
         &self,
         uid: &PodUid,
+        netns: &NetnsIdentity,
         mut changes: crate::registry::Subscription,
     ) -> Result<(), CompatError> {
         let mut last = String::from("nothing heard of it");
@@ -185,13 +187,10 @@ impl Compatibility {
             loop {
                 let report = self.registry.report(uid);
                 if let Some(report) = report {
-                    if report.standing == Standing::Enrolled {
-                        return Ok(());
+                    match progress(&report, netns) {
+                        None => return Ok(()),
+                        Some(missing) => last = missing,
                     }
-                    last = match &report.last_error {
-                        Some(failure) => failure.to_string(),
-                        None => report.reason.to_owned(),
-                    };
                 }
                 if changes.next().await.is_none() {
                     return Err(CompatError::Stopping);
@@ -204,6 +203,25 @@ impl Compatibility {
             Err(_) => Err(CompatError::Timeout(last)),
         }
     }
+}
+
+/// What keeps the report from saying that this netns is in the mesh; `None`: nothing. The report of an earlier
+/// sandbox of the same pod says nothing about this one.
+fn progress(report: &PodReport, netns: &NetnsIdentity) -> Option<String> {
+    let same = report
+        .netns
+        .as_ref()
+        .is_some_and(|known| known.is_same_netns(netns));
+    if !same {
+        return Some("the pod still stands with another netns".to_owned());
+    }
+    if report.standing == Standing::Enrolled {
+        return None;
+    }
+    Some(match &report.last_error {
+        Some(failure) => failure.to_string(),
+        None => report.reason.to_owned(),
+    })
 }
 
 /// Reads the event as Go's `encoding/json` would: names in any case, trailing garbage refused.
@@ -273,6 +291,49 @@ mod tests {
         let expected: Vec<IpAddr> = vec!["10.244.0.5".parse().unwrap(), "10.244.0.6".parse().unwrap()];
         assert_eq!(event.ips, expected);
         assert!(event.pod_uid.is_empty());
+    }
+
+    #[test]
+    fn only_a_report_of_the_netns_that_was_asked_for_answers_a_request() {
+        let netns = |cookie| NetnsIdentity {
+            cookie,
+            device: 4,
+            inode: 1,
+            boot_id: "boot".into(),
+        };
+        let report = PodReport {
+            pod: PodRef {
+                namespace: "default".parse().unwrap(),
+                name: "pod-1".parse().unwrap(),
+                uid: "uid-1".parse().unwrap(),
+            },
+            standing: Standing::Enrolled,
+            verdict: String::new(),
+            reason: "",
+            last_error: None,
+            netns: Some(netns(7)),
+            addresses: Vec::new(),
+            timings: Vec::new(),
+            acked: None,
+            retries: 0,
+        };
+        assert_eq!(progress(&report, &netns(7)), None);
+        // Same device and inode: numbers are used again at once.
+        assert!(
+            progress(&report, &netns(8)).is_some(),
+            "an earlier sandbox answered for a later one"
+        );
+        let unknown = PodReport {
+            netns: None,
+            ..report.clone()
+        };
+        assert!(progress(&unknown, &netns(7)).is_some());
+        let pending = PodReport {
+            standing: Standing::Pending,
+            reason: "no-proxy",
+            ..report
+        };
+        assert_eq!(progress(&pending, &netns(7)).as_deref(), Some("no-proxy"));
     }
 
     #[test]
