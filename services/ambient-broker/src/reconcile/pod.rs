@@ -132,6 +132,25 @@ impl Current {
         }
     }
 
+    /// The same sandbox as the executor tells of it now; `listing`: in a list of all.
+    pub(super) fn update(&mut self, sandbox: Sandbox, listing: bool) {
+        if self.programming.is_none() {
+            self.rules = sandbox.programmed.clone();
+        }
+        if sandbox.reachable && !self.sandbox.reachable {
+            self.fetch.reset();
+        }
+        if !sandbox.pending && self.add.as_ref().is_some_and(|add| add.completing.is_none()) {
+            // The executor has answered the runtime without us; the sandbox lives on.
+            self.add = None;
+            self.undo = !self.established && !self.is_clean();
+        } else if listing && !sandbox.pending && sandbox.programmed != Desired::None {
+            // An answer of ours may have been lost: the pod may serve.
+            self.established = true;
+        }
+        self.sandbox = sandbox;
+    }
+
     pub(super) fn id(&self) -> &SandboxId {
         &self.sandbox.id
     }

@@ -183,19 +183,11 @@ impl World {
     fn take_sandbox(&mut self, pod: &mut Pod, sandbox: Sandbox) {
         let pending = sandbox.pending;
         match pod.current.as_mut() {
-            Some(current) if current.sandbox.id == sandbox.id => {
-                if self.is_listing() && current.programming.is_none() {
-                    current.rules = sandbox.programmed.clone();
-                }
-                if sandbox.reachable && !current.sandbox.reachable {
-                    current.fetch.reset();
-                }
-                // The executor has answered the runtime without us; the sandbox lives on.
-                if !pending && current.add.as_ref().is_some_and(|add| add.completing.is_none()) {
-                    current.add = None;
-                    current.undo = !current.is_clean();
-                }
-                current.sandbox = sandbox;
+            Some(current)
+                if current.sandbox.id == sandbox.id && sandbox.netns.is_same_netns(&current.sandbox.netns) =>
+            {
+                let listing = matches!(self.link, Link::Listing(_));
+                current.update(sandbox, listing);
             }
             Some(current) if current.sandbox.id.attachment == sandbox.id.attachment => {
                 if sandbox.id.generation < current.sandbox.id.generation {
@@ -272,16 +264,14 @@ impl World {
 
     /// The same netns under a new generation: what was done in it still holds.
     fn renew(&mut self, pod: &mut Pod, sandbox: Sandbox) {
-        self.supersede_add(pod);
+        self.supersede_add(pod, &sandbox.id);
         if let Some(current) = pod.current.as_mut() {
             if current.descriptor == Descriptor::Fetching {
                 current.descriptor = Descriptor::Missing;
             }
-            if let Some((desired, _)) = current.programming.take() {
-                // Its answer will name the old generation. Programming is idempotent.
-                current.rules = Desired::None;
-                drop(desired);
-            }
+            // Its answer will name the old generation; the executor says how things are.
+            current.programming = None;
+            current.rules = sandbox.programmed.clone();
             current.offering = false;
             current.undo = false;
             current.drain.inspecting = false;
@@ -290,7 +280,7 @@ impl World {
     }
 
     fn replace(&mut self, pod: &mut Pod, sandbox: Sandbox) {
-        self.supersede_add(pod);
+        self.supersede_add(pod, &sandbox.id);
         self.let_go(pod);
         pod.backoff.reset();
         pod.problem = None;
@@ -298,14 +288,16 @@ impl World {
     }
 
     /// An ADD that was still open when its sandbox was replaced ends here.
-    fn supersede_add(&mut self, pod: &mut Pod) {
+    fn supersede_add(&mut self, pod: &mut Pod, by: &SandboxId) {
         let uid = pod.reference.uid.clone();
         let Some(current) = pod.current.as_mut() else {
             return;
         };
         let id = current.id().clone();
+        // Under the same id the verdict would end the new ADD.
         if let Some(add) = current.add.take()
             && add.completing.is_none()
+            && id != *by
         {
             let cause = "a newer sandbox of the same pod has taken its place";
             let failure = Failure::new(ErrorCode::TooLate, COMPONENT, "add", cause);
@@ -354,8 +346,11 @@ impl World {
                 Some(add) if add.refusing.is_none() => self.refuse(pod, failure),
                 _ => self.failed(pod, reason(&failure), failure),
             },
-            // An ADD goes on within its deadline.
-            Err(Refused::Lost(failure)) => self.failed(pod, reason(&failure), failure),
+            // An ADD goes on within its deadline. It may have been done: what the executor told last counts.
+            Err(Refused::Lost(failure)) => {
+                current.rules = current.sandbox.programmed.clone();
+                self.failed(pod, reason(&failure), failure);
+            }
         }
     }
 
@@ -439,8 +434,12 @@ impl World {
                 pod.probes = pod.addresses();
                 self.too_late(pod);
             }
-            // The runtime may have been answered or not; if not, the ADD is announced again.
-            (_, Err(Refused::Lost(_))) => current.add = None,
+            // The runtime may have been answered or not; if not, the ADD is announced again. If it was, the pod
+            // serves in the mesh, and its rules must not go.
+            (_, Err(Refused::Lost(_))) => {
+                current.add = None;
+                current.established |= completing == Completing::Ambient;
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! Sequences of facts, and what is done about them.
 
 mod adds;
+mod lost;
 mod peers;
 mod running;
 

@@ -1,0 +1,132 @@
+//! Answers of the executor that never came, and sandboxes that are not what they were.
+
+use super::*;
+
+fn lost() -> Refused {
+    Refused::Lost(failure(ErrorCode::BrokerState))
+}
+
+/// As the executor tells of a sandbox whose ADD has been admitted.
+fn admitted(sandbox: &Sandbox) -> Sandbox {
+    Sandbox {
+        pending: false,
+        programmed: ambient(),
+        ..sandbox.clone()
+    }
+}
+
+#[test]
+fn a_pod_whose_admission_was_not_answered_keeps_its_rules_when_the_proxy_goes() {
+    let mut bench = Bench::new();
+    bench.proxy(C1, &[]);
+    bench.apply(pod(1, true));
+    let sandbox = sandbox(1, 1, true);
+    let epoch = bench.add_until_offered(&sandbox);
+    bench.acked(1, C1, epoch);
+    bench.completed(&sandbox, Err(lost()));
+    bench.tell(Event::ZdsClosed(C1));
+    assert!(
+        programs(&bench.take()).is_empty(),
+        "rules of a pod that may run were removed"
+    );
+}
+
+#[test]
+fn a_pod_that_a_list_shows_as_admitted_keeps_its_rules_when_the_proxy_goes() {
+    let mut bench = Bench::new();
+    bench.proxy(C1, &[]);
+    bench.apply(pod(1, true));
+    let sandbox = sandbox(1, 1, false);
+    bench.tell(Event::SandboxChanged(Box::new(sandbox.clone())));
+    bench.tell(Event::ExecutorDisconnected);
+    bench.tell(Event::ExecutorConnected);
+    bench.tell(Event::SandboxPresent(Box::new(admitted(&sandbox))));
+    bench.tell(Event::SandboxesListed);
+    bench.take();
+    bench.tell(Event::ZdsClosed(C1));
+    assert!(programs(&bench.take()).is_empty());
+}
+
+#[test]
+fn rules_whose_programming_was_not_answered_are_known_from_the_next_event() {
+    let mut bench = Bench::new();
+    bench.apply(pod(1, true));
+    let pending = sandbox(1, 1, true);
+    bench.tell(Event::SandboxPending(Box::new(pending.clone())));
+    bench.tell(Event::Programmed {
+        id: pending.id.clone(),
+        pod: uid(1),
+        desired: ambient(),
+        result: Err(lost()),
+    });
+    bench.take();
+    bench.tell(Event::SandboxChanged(Box::new(Sandbox {
+        pending: true,
+        ..admitted(&pending)
+    })));
+    bench.apply(pod(1, false));
+    bench.pass(Duration::from_millis(100));
+    let effects = bench.take();
+    assert_eq!(programs(&effects), [Desired::None], "believed clean");
+    assert!(
+        verdicts(&effects).is_empty(),
+        "passed with rules of ours in its netns"
+    );
+    bench.programmed(&pending, Desired::None);
+    assert_eq!(verdicts(&bench.take()), [Verdict::Pass]);
+}
+
+#[test]
+fn an_event_that_came_while_the_lost_answer_was_awaited_counts() {
+    let mut bench = Bench::new();
+    bench.apply(pod(1, true));
+    let pending = sandbox(1, 1, true);
+    bench.tell(Event::SandboxPending(Box::new(pending.clone())));
+    bench.tell(Event::SandboxChanged(Box::new(Sandbox {
+        pending: true,
+        ..admitted(&pending)
+    })));
+    bench.tell(Event::Programmed {
+        id: pending.id.clone(),
+        pod: uid(1),
+        desired: ambient(),
+        result: Err(lost()),
+    });
+    bench.take();
+    bench.pass(Duration::from_secs(1));
+    assert!(programs(&bench.take()).is_empty(), "programmed again");
+}
+
+#[test]
+fn the_same_sandbox_with_another_netns_starts_anew() {
+    let (mut bench, old, epoch) = Bench::enrolled();
+    bench.fetched(&old);
+    bench.tell(Event::ExecutorDisconnected);
+    bench.tell(Event::ExecutorConnected);
+    let mut other = admitted(&old);
+    other.netns.cookie += 1;
+    bench.tell(Event::SandboxPresent(Box::new(other)));
+    bench.tell(Event::SandboxesListed);
+    let effects = bench.take();
+    assert_eq!(withdraws(&effects), 1, "ztunnel keeps a dead netns: {effects:?}");
+    let dropped = |e: &Effect| matches!(e, Effect::DropDescriptor(id) if *id == old.id);
+    let fetched = |e: &Effect| matches!(e, Effect::FetchDescriptor { .. });
+    let drop_at = effects.iter().position(dropped).expect("the descriptor is closed");
+    let fetch_at = effects.iter().position(fetched).expect("a new one is fetched");
+    assert!(drop_at < fetch_at, "{effects:?}");
+    bench.withdrawn(epoch);
+    bench.fetched(&old);
+    assert_ne!(offered(&bench.take()), epoch);
+}
+
+#[test]
+fn a_new_add_under_a_known_id_is_not_ended_by_the_old_one() {
+    let mut bench = Bench::new();
+    bench.apply(pod(1, true));
+    let first = sandbox(1, 1, true);
+    bench.add_until_offered(&first);
+    let mut second = first;
+    second.netns.cookie += 1;
+    bench.tell(Event::SandboxPending(Box::new(second)));
+    assert!(verdicts(&bench.take()).is_empty());
+}
