@@ -12,7 +12,9 @@ use sluice_proto::sandbox::Failure;
 use tokio::sync::mpsc;
 
 use super::add::register;
-use super::recovery::{ask_scan, candidate, interface_with, open, recover};
+use super::recovery::{Found, ask_scan, candidate, interface_with, offer, open, recover};
+use super::registry::{Handle, wait_for_end};
+use super::{Message, Reason};
 use crate::kernel::Opened;
 use crate::node::{Node, unix_ms};
 use crate::pool::COMPONENT;
@@ -36,32 +38,70 @@ pub async fn adopt(
     addresses: Vec<IpAddr>,
     netns_path: Option<NetnsPath>,
 ) -> Result<Sandbox, Failure> {
+    if let Some(path) = netns_path {
+        return adopt_at(node, pod, addresses, &path).await;
+    }
     if let Some(handle) = node.registry.find_by_uid(&pod.uid) {
         if !handle.reachable {
             recover(node, &handle, &mut None).await?;
         }
-        let view = node.hub.view(&handle.attachment);
-        return view.ok_or_else(|| failed(ErrorCode::SandboxGone, "the sandbox has ended meanwhile"));
+        return known(node, &handle);
     }
+    refuse_unprovable(&pod, &addresses)?;
+    adopt_by_scan(node, pod, addresses).await
+}
+
+fn known(node: &Node, handle: &Handle) -> Result<Sandbox, Failure> {
+    let view = node.hub.view(&handle.attachment);
+    view.ok_or_else(|| failed(ErrorCode::SandboxGone, "the sandbox has ended meanwhile"))
+}
+
+fn refuse_unprovable(pod: &PodRef, addresses: &[IpAddr]) -> Result<(), Failure> {
     if addresses.is_empty() {
         let cause = format!("pod {pod} has no address yet, so no namespace can be proven to be its own");
         return Err(failed(ErrorCode::InvalidInput, cause));
     }
-    let Some(path) = netns_path else {
-        return adopt_by_scan(node, pod, addresses).await;
-    };
+    Ok(())
+}
+
+/// The runtime says which namespace it is: what is known about the pod counts only if it is about this one, since a
+/// retried pod keeps its UID and gets another namespace.
+async fn adopt_at(
+    node: &Arc<Node>,
+    pod: PodRef,
+    addresses: Vec<IpAddr>,
+    path: &NetnsPath,
+) -> Result<Sandbox, Failure> {
     let request = OpenerRequest::Path(path.as_str().to_owned());
     let opened = open(node, &request).await.map_err(|error| error.failure())?;
-    let (opened, interface) = interface_with(opened, addresses.clone()).await?;
-    if let Some(interface) = interface {
-        return take(node, pod, addresses, &path, &interface, opened);
+    let earlier = node.registry.find_by_uid(&pod.uid);
+    if let Some(handle) = &earlier
+        && handle.netns.is_same_netns(&opened.identity)
+    {
+        if handle.reachable {
+            node.reaper.close(opened);
+        } else {
+            offer(node, handle, opened, false).await?;
+        }
+        return known(node, handle);
     }
-    let cause = format!(
-        "the namespace at {path} (inode {}) has none of the addresses of pod {pod}",
-        opened.identity.inode
-    );
-    node.reaper.close(opened);
-    Err(failed(ErrorCode::DescriptorRefused, cause))
+    refuse_unprovable(&pod, &addresses)?;
+    let (opened, found) = interface_with(opened, addresses).await?;
+    let Some(found) = found else {
+        let cause = format!(
+            "the namespace at {path} (inode {}) has none of the addresses of pod {pod}",
+            opened.identity.inode
+        );
+        node.reaper.close(opened);
+        return Err(failed(ErrorCode::DescriptorRefused, cause));
+    };
+    if let Some(handle) = earlier {
+        tracing::info!(attachment = %handle.attachment, netns = opened.identity.inode,
+            "sandbox is replaced by the pod's namespace of now");
+        handle.send(Message::Remove(Reason::Replaced));
+        wait_for_end(vec![handle.ended]).await;
+    }
+    take(node, pod, path, found, opened)
 }
 
 async fn adopt_by_scan(node: &Arc<Node>, pod: PodRef, addresses: Vec<IpAddr>) -> Result<Sandbox, Failure> {
@@ -71,9 +111,9 @@ async fn adopt_by_scan(node: &Arc<Node>, pod: PodRef, addresses: Vec<IpAddr>) ->
         match candidate(node, &pod.uid, index).await {
             Ok(None) => break,
             Ok(Some(opened)) => {
-                let (opened, interface) = interface_with(opened, addresses.clone()).await?;
-                match interface {
-                    Some(interface) => return take(node, pod, addresses, "", &interface, opened),
+                let (opened, found) = interface_with(opened, addresses.clone()).await?;
+                match found {
+                    Some(found) => return take(node, pod, "", found, opened),
                     None => refused.push(format!(
                         "inode {} has none of its addresses",
                         opened.identity.inode
@@ -97,16 +137,15 @@ async fn adopt_by_scan(node: &Arc<Node>, pod: PodRef, addresses: Vec<IpAddr>) ->
 fn take(
     node: &Arc<Node>,
     pod: PodRef,
-    addresses: Vec<IpAddr>,
     netns_path: impl AsRef<str>,
-    interface: &str,
+    found: Found,
     opened: Opened,
 ) -> Result<Sandbox, Failure> {
     let invalid = |error: sluice_proto::id::InvalidId| failed(ErrorCode::InvalidInput, error.to_string());
     let attachment = Attachment {
         network_name: NetworkName::parse(NETWORK).map_err(invalid)?,
         container_id: ContainerId::parse(pod.uid.as_str()).map_err(invalid)?,
-        ifname: InterfaceName::parse(interface).map_err(invalid)?,
+        ifname: InterfaceName::parse(found.interface).map_err(invalid)?,
     };
     let mut inner = node.registry.lock();
     // Whoever came first has it: another pod, or this one's own ADD while the scan ran.
@@ -122,7 +161,7 @@ fn take(
         attachment: attachment.clone(),
         generation: inner.next_generation(),
         pod,
-        addresses,
+        addresses: found.addresses,
         netns: opened.identity.clone(),
         netns_path: netns_path.as_ref().to_owned(),
         added_unix_ms: unix_ms(),

@@ -174,15 +174,32 @@ pub(super) async fn candidate(node: &Arc<Node>, uid: &PodUid, index: u32) -> Res
     }
 }
 
-/// The name of the interface that has one of `addresses`.
+/// Which of a pod's addresses a namespace holds.
+#[derive(Debug)]
+pub(super) struct Found {
+    /// The interface of the first.
+    pub(super) interface: String,
+    /// All that are on some interface, in the order they were asked for.
+    pub(super) addresses: Vec<IpAddr>,
+}
+
+/// Looks which of `addresses` the namespace holds; None: not one.
 pub(super) async fn interface_with(
     mut opened: Opened,
     addresses: Vec<IpAddr>,
-) -> Result<(Opened, Option<String>), Failure> {
+) -> Result<(Opened, Option<Found>), Failure> {
     pool::run(STAGE, move || {
-        let found = opened.netns.addresses()?;
-        let interface = found.into_iter().find(|(_, address)| addresses.contains(address));
-        Ok((opened, interface.map(|(name, _)| name)))
+        let held = opened.netns.addresses()?;
+        let interface = held.iter().find(|(_, address)| addresses.contains(address));
+        let found = interface.map(|(interface, _)| Found {
+            interface: interface.clone(),
+            addresses: addresses
+                .iter()
+                .copied()
+                .filter(|address| held.iter().any(|(_, there)| there == address))
+                .collect(),
+        });
+        Ok((opened, found))
     })
     .await
 }

@@ -134,7 +134,7 @@ impl Dial {
         let channel = UdsChannel::handshake(stream).await.unwrap();
         let mut client = NetnsExecutorClient::with_origin(channel, origin());
         let request = WatchRequest {
-            watcher: "test".into(),
+            watcher: "ambient-broker of a test".into(),
         };
         let events = client.watch(request).await.unwrap().into_inner();
         Broker { client, events }

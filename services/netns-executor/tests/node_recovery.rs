@@ -1,0 +1,99 @@
+//! Namespaces that come from the opener: adoption, restarts, the host's. With a kernel that only remembers.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed step is a failed test"
+)]
+
+#[path = "node_harness/harness.rs"]
+mod harness;
+#[path = "node_harness/opener.rs"]
+mod opener;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use harness::{Broker, Executor, Pod, ambient, eventually};
+use opener::FakeOpener;
+use sluice_netns_executor::kernel::fake::FakeKernel;
+use sluice_proto::pb::executor::{AdoptRequest, Sandbox, adopt_response};
+use sluice_proto::pb::types;
+
+struct Setup {
+    kernel: FakeKernel,
+    executor: Executor,
+    broker: Broker,
+    opener: FakeOpener,
+    host: PathBuf,
+}
+
+/// An executor with opener and broker.
+async fn setup() -> Setup {
+    let kernel = FakeKernel::default();
+    let executor = Executor::start(Arc::new(kernel.clone())).await;
+    let host = executor.run.root().join("host");
+    std::fs::write(&host, "").unwrap();
+    let opener = connect(&executor, Some(&host)).await;
+    let mut broker = executor.broker().await;
+    broker.snapshot().await;
+    Setup {
+        kernel,
+        executor,
+        broker,
+        opener,
+        host,
+    }
+}
+
+async fn connect(executor: &Executor, host: Option<&Path>) -> FakeOpener {
+    let opener = FakeOpener::connect(&executor.run.opener_socket(), host);
+    if host.is_some() {
+        eventually("opener connected", || executor.node.opener.is_connected()).await;
+    }
+    opener
+}
+
+impl Broker {
+    async fn adopt(&mut self, pod: &Pod, addresses: &[&str], path: Option<&Path>) -> Result<Sandbox, types::Failure> {
+        let request = AdoptRequest {
+            pod: pod.request().pod,
+            addresses: addresses.iter().map(ToString::to_string).collect(),
+            netns_path: path.map_or_else(String::new, |path| path.to_str().unwrap().into()),
+        };
+        match self.client.adopt(request).await.unwrap().into_inner().outcome.unwrap() {
+            adopt_response::Outcome::Sandbox(sandbox) => Ok(sandbox),
+            adopt_response::Outcome::Failed(failure) => Err(failure),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_path_names_the_namespace_and_an_older_sandbox_of_the_pod_makes_way() {
+    let mut s = setup().await;
+    let first = Pod::new(&s.executor, "c1", "u1");
+    let add = s.executor.add(&first);
+    s.broker.enrol().await;
+    add.await.unwrap();
+    let same = s.broker.adopt(&first, &["10.0.0.5"], Some(&first.path)).await.unwrap();
+    assert_eq!(same.attachment, Some(first.attachment()), "the same namespace, the same sandbox");
+    let second = Pod::new(&s.executor, "c2", "u1");
+    let taken = s.broker.adopt(&second, &["10.0.0.5"], Some(&second.path)).await.unwrap();
+    assert_eq!(taken.netns.as_ref().unwrap().inode, second.inode());
+    assert_eq!(s.broker.gone().await.0, "replaced");
+    s.broker.program(&taken, ambient()).await;
+    assert_eq!(s.kernel.netns(second.inode()).changes, 1);
+    eventually("the older namespace is closed", || s.kernel.netns(first.inode()).open == 0).await;
+}
+
+#[tokio::test]
+async fn only_addresses_that_are_there_are_recorded() {
+    let mut s = setup().await;
+    let pod = Pod::new(&s.executor, "c1", "u1");
+    let addresses = ["10.0.0.9", "10.0.0.5"];
+    let adopted = s.broker.adopt(&pod, &addresses, Some(&pod.path)).await.unwrap();
+    assert_eq!(adopted.addresses, ["10.0.0.5"]);
+    let none = Pod::new(&s.executor, "c2", "u2");
+    let refused = s.broker.adopt(&none, &["10.0.0.9"], Some(&none.path)).await.unwrap_err();
+    assert!(refused.cause.contains("none of the addresses"), "{}", refused.cause);
+}
