@@ -97,7 +97,7 @@ fn keep(stage: &Stage) -> anyhow::Result<()> {
     let run_dir = stage.mesh.run.root().display();
     let sluicectl = format!("{} --run-dir {run_dir}", program.display());
     say(&format!(
-        "\nThe node keeps running. From another shell, as root:\n\n  {sluicectl} status\n  {sluicectl} status client\n  \
+        "\nThe node keeps running. From another shell, as root:\n\n  {sluicectl} status\n  {sluicectl} status --pod default/client\n  \
          {sluicectl} explain plain\n  {sluicectl} watch\n  {sluicectl} preflight\n\nManifests to edit: {}\nLogs:              \
          {}/*.log\nInside a pod:      nsenter --net=/proc/{}/fd/{} ... (pod client)\n\nCtrl-C ends it.",
         stage.mesh.manifests.path().display(),

@@ -2,6 +2,7 @@
 //! are started as they run in production, each apart, with its own user, capabilities and network namespace
 //! ([`mesh`]), on a simulated node of the testkit.
 
+pub mod bench;
 pub mod add_client;
 pub mod adds;
 pub mod cni_error;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde_json::{Value, json};
 
-pub use self::running::{Execution, PLUGIN_DEADLINE, RunningPlugin, start_plugin};
+pub use self::running::{Execution, PLUGIN_DEADLINE, RunningPlugin, start_plugin, start_program};
 use crate::netns::Place;
 use crate::pod::Pod;
 

@@ -60,12 +60,24 @@ pub fn start_plugin(
     env: Vec<(String, String)>,
     stdin: Vec<u8>,
 ) -> anyhow::Result<RunningPlugin> {
+    start_program(place, name, program, Vec::new(), env, stdin)
+}
+
+/// As [`start_plugin`], with arguments: for what a plugin is compared with.
+pub fn start_program(
+    place: &Place,
+    name: &str,
+    program: &Path,
+    args: Vec<String>,
+    env: Vec<(String, String)>,
+    stdin: Vec<u8>,
+) -> anyhow::Result<RunningPlugin> {
     let (done_sender, done) = mpsc::channel();
     let (pid_sender, pid) = mpsc::channel();
     let (plugin, program) = (name.to_owned(), program.to_owned());
     place.spawn("plugin", move || {
         let started = Instant::now();
-        let execution = start_captured(&program, &env, &stdin).and_then(|child| {
+        let execution = start_captured(&program, &args, &env, &stdin).and_then(|child| {
             let _ = pid_sender.send(child.id());
             let output = child.wait_with_output()?;
             Ok(Execution {

@@ -50,9 +50,14 @@ pub fn json(place: &Place, program: &str, args: &[&str]) -> anyhow::Result<serde
 
 /// Starts `program` from the calling thread, in its namespaces, without a fork of this process's memory
 /// (posix_spawn), with exactly `env`. For the CNI runner.
-pub(crate) fn start_captured(program: &Path, env: &[(String, String)], stdin: &[u8]) -> io::Result<Child> {
+pub(crate) fn start_captured(
+    program: &Path,
+    args: &[String],
+    env: &[(String, String)],
+    stdin: &[u8],
+) -> io::Result<Child> {
     let mut command = Command::new(program);
-    command.env_clear().envs(env.iter().map(|(k, v)| (k, v)));
+    command.args(args).env_clear().envs(env.iter().map(|(k, v)| (k, v)));
     command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -1,0 +1,85 @@
+//! The floors: what cannot be beaten, measured beside what is compared with it.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use sluice_proto::transport::descriptors;
+use sluice_testkit::cni::{Execution, start_plugin, start_program};
+use sluice_testkit::netns::{Netns, Place};
+use sluice_testkit::process::binary;
+
+use super::peer;
+
+/// Name of the floor: an empty program.
+pub(super) const EMPTY: &str = "empty program";
+/// Name of the floor: nft.
+pub(super) const NFT: &str = "nft -f -";
+/// Name of the floor: a bare pair of sockets.
+pub(super) const PAIR: &str = "bare pair";
+
+/// Executes the empty program.
+pub(super) fn empty(place: &Place) -> anyhow::Result<Duration> {
+    let execution = start_plugin(
+        place,
+        "floor-empty",
+        &binary("floor-empty")?,
+        Vec::new(),
+        Vec::new(),
+    )?
+    .wait()?;
+    anyhow::ensure!(execution.status.success(), "floor-empty: {}", execution.status);
+    Ok(execution.elapsed)
+}
+
+/// `nft -f -` in `netns`.
+pub(super) fn nft(netns: &Netns, rules: &str) -> anyhow::Result<Execution> {
+    let program = ["/usr/sbin/nft", "/sbin/nft", "/usr/bin/nft"]
+        .iter()
+        .map(Path::new)
+        .find(|path| path.exists());
+    let program = program.context("nft is not installed; it is one of the floors")?;
+    let args = vec!["-f".to_owned(), "-".to_owned()];
+    let running = start_program(
+        &Place::from(netns),
+        "nft",
+        program,
+        args,
+        Vec::new(),
+        rules.as_bytes().to_vec(),
+    )?;
+    let execution = running.wait()?;
+    anyhow::ensure!(
+        execution.status.success(),
+        "nft: {} {}",
+        execution.status,
+        execution.stderr
+    );
+    Ok(execution)
+}
+
+/// `rounds` messages with a descriptor over a bare pair, each after the acknowledgement of the one before; the mean.
+pub(super) fn bare_pair(netns: &Netns, rounds: u32) -> anyhow::Result<Duration> {
+    let (ours, theirs) = peer::pair()?;
+    let other = std::thread::spawn(move || -> anyhow::Result<()> {
+        let ack = peer::ack();
+        for _ in 0..rounds {
+            drop(descriptors::receive(&theirs, 1024, 1)?);
+            descriptors::send(&theirs, &ack, &[])?;
+        }
+        Ok(())
+    });
+    // About as long as an Add.
+    let message = [0x0a; 90];
+    let began = Instant::now();
+    for _ in 0..rounds {
+        descriptors::send(&ours, &message, &[netns.as_fd()])?;
+        descriptors::receive(&ours, 1024, 0)?;
+    }
+    let took = began.elapsed();
+    other
+        .join()
+        .map_err(|_| anyhow::anyhow!("the other end panicked"))??;
+    Ok(took / rounds)
+}
