@@ -56,6 +56,16 @@ impl AddClient {
 
     /// The same under another key: a further sandbox of the pod in the same netns.
     pub fn add_as(&self, pod: &Pod, attachment: Attachment) -> anyhow::Result<AddResponse> {
+        self.add_with(pod, attachment, descriptors(pod.netns())?)
+    }
+
+    /// The same with any descriptors; without any, nothing precedes HTTP/2.
+    pub fn add_with(
+        &self,
+        pod: &Pod,
+        attachment: Attachment,
+        descriptors: Vec<OwnedFd>,
+    ) -> anyhow::Result<AddResponse> {
         let request = AddRequest {
             attachment: Some(attachment),
             pod: Some(PodRef {
@@ -67,7 +77,7 @@ impl AddClient {
             addresses: pod.addresses().iter().map(ToString::to_string).collect(),
             config_hash: String::new(),
         };
-        self.call(descriptors(pod.netns())?, async |mut client| {
+        self.call(descriptors, async |mut client| {
             Ok(client.add(request).await?.into_inner())
         })
     }
@@ -115,7 +125,7 @@ impl AddClient {
 }
 
 /// The netns itself, NETLINK_NETFILTER, and NETLINK_ROUTE twice, made inside.
-fn descriptors(netns: &Netns) -> anyhow::Result<Vec<OwnedFd>> {
+pub fn descriptors(netns: &Netns) -> anyhow::Result<Vec<OwnedFd>> {
     let mut all = vec![netns.as_fd().try_clone_to_owned()?];
     let sockets = netns.run(|| {
         [

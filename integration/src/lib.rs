@@ -2,9 +2,10 @@
 //! are started as they run in production, each apart, with its own user, capabilities and network namespace
 //! ([`mesh`]), on a simulated node of the testkit.
 
-pub mod bench;
 pub mod add_client;
 pub mod adds;
+pub mod as_user;
+pub mod bench;
 pub mod cni_error;
 pub mod demo;
 pub mod descriptors;
