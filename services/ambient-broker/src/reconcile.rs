@@ -169,6 +169,7 @@ impl State {
                 self.namespace_changed(&namespace.name.clone(), Some(namespace));
             }
             Event::NamespaceDeleted(namespace) => self.namespace_changed(&namespace.name, None),
+            Event::Undetermined(undetermined) => self.undetermined(undetermined),
             Event::LookedUp { pod, found } => self.looked_up(&pod, found),
             Event::Tick => self.advance_all(),
             event @ (Event::ZdsConnected(_)
@@ -255,7 +256,19 @@ impl State {
         });
     }
 
+    /// Decides about pods whose namespace is not known, now that more or less can be said of it.
+    fn undetermined(&mut self, undetermined: bool) {
+        self.world.undetermined = undetermined;
+        self.world.absent.clear();
+        let lacking = self.pods.values().filter(|pod| pod.lacks_namespace);
+        let uids: Vec<_> = lacking.map(|pod| pod.reference.uid.clone()).collect();
+        for uid in uids {
+            self.with(&uid, World::decide);
+        }
+    }
+
     fn namespace_changed(&mut self, name: &Namespace, namespace: Option<Arc<source::Namespace>>) {
+        self.world.absent.clear();
         match namespace {
             Some(namespace) => self.world.namespaces.insert(name.clone(), namespace),
             None => self.world.namespaces.remove(name),
@@ -276,12 +289,19 @@ impl State {
         let mut hit = false;
         match found {
             Ok(lookup) => {
-                if let Some(namespace) = lookup.namespace {
-                    self.namespace_changed(&pod.namespace, Some(namespace));
+                match lookup.namespace {
+                    Some(namespace) if self.world.namespaces.get(&pod.namespace) != Some(&namespace) => {
+                        self.namespace_changed(&pod.namespace, Some(namespace));
+                    }
+                    Some(_) => {}
+                    None if lookup.undetermined => error = Some(report::undetermined(&pod.namespace)),
+                    None => {
+                        self.world.absent.insert(pod.namespace.clone());
+                    }
                 }
                 match lookup.pod {
                     Some(object) if object.sandbox_uid() == pod.uid.as_str() => {
-                        hit = true;
+                        hit = error.is_none();
                         self.pod_applied(object);
                     }
                     Some(object) => {
@@ -308,7 +328,8 @@ impl State {
         });
     }
 
-    /// Lets snapshots end once every netns that was redirected before this life is in them.
+    /// Lets snapshots end once every netns that was redirected before this life is in them, be it by us or, on a node
+    /// that is being moved over, by Istio's agent: ztunnel drops what a snapshot does not name.
     fn open_zds(&mut self) {
         if self.world.zds_open || !self.world.synced || !self.world.executor_up() {
             return;
@@ -318,8 +339,11 @@ impl State {
             .listed
             .is_some_and(|listed| self.world.now >= listed + self.world.settings.snapshot_wait);
         let missing = |pod: &Pod| {
-            let Some(current) = pod.usable() else { return false };
-            let counts = current.established && current.rules != Desired::None && pod.object.is_some();
+            let Some(current) = pod.usable() else {
+                return pod.awaits_adoption();
+            };
+            let ours = current.established && current.rules != Desired::None;
+            let counts = pod.object.is_some() && (ours || (pod.wanted().is_some() && current.add.is_none()));
             let tried = current.fetch.attempts() > 0;
             counts && !matches!(current.descriptor, Descriptor::Held(_)) && !tried
         };
@@ -339,7 +363,8 @@ impl State {
                 .as_ref()
                 .is_some_and(|object| object.phase == sluice_selection::Phase::Running);
             let adding = pod.current.as_ref().is_some_and(|current| current.add.is_some());
-            adding || (running && pod.wanted().is_some() && pod.usable().is_none())
+            let belongs = pod.wanted().is_some() || pod.is_undecided();
+            adding || (running && belongs && pod.usable().is_none())
         });
         if uncertain {
             return;

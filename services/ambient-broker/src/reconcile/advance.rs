@@ -88,12 +88,19 @@ impl World {
             && self.hand_over(pod)
     }
 
-    /// Of a pod that runs: ztunnel first, so that no connection is redirected to where nobody listens yet.
+    /// Of a pod that runs: ztunnel first, so that no connection is redirected to where nobody listens yet. Meanwhile
+    /// conntrack gets to know the connections there are: one that it meets first under a redirection would be reset.
     fn pipeline_running(&mut self, pod: &mut Pod, options: &AmbientOptions, redirected: bool) -> bool {
         let desired = Desired::Ambient(options.clone());
         self.offer_back(pod);
         let taken = self.hand_over(pod);
-        if taken || redirected {
+        let untouched = pod
+            .current
+            .as_ref()
+            .is_some_and(|current| current.rules == Desired::None);
+        if untouched {
+            self.program(pod, &Desired::Draining(options.clone()));
+        } else if taken || redirected {
             self.program(pod, &desired);
         }
         taken
@@ -103,7 +110,8 @@ impl World {
                 .is_some_and(|current| current.rules == desired)
     }
 
-    /// Enrols a running pod. While no proxy is ready a pod that is not yet redirected is left alone.
+    /// Enrols a running pod. While no proxy is ready a pod that is not yet redirected is left alone, but is in the
+    /// snapshot of the next one.
     fn enrol(&mut self, pod: &mut Pod, options: &AmbientOptions) {
         let Some(current) = pod.current.as_mut() else {
             return;
@@ -115,6 +123,8 @@ impl World {
             if !current.is_clean() && !matches!(current.rules, Desired::Draining(_)) {
                 current.undo = true;
                 self.undo(pod);
+            } else if pod.backoff.ready(self.now) {
+                self.offer_to_snapshot(pod);
             }
             return;
         }
@@ -224,7 +234,7 @@ impl World {
         });
     }
 
-    /// Puts a netns that is redirected since an earlier life into the snapshot, whatever becomes of the pod later.
+    /// Puts a netns into the snapshot, whatever becomes of the pod later.
     pub(super) fn offer_to_snapshot(&mut self, pod: &mut Pod) {
         if pod.offer != Offer::Off {
             return;

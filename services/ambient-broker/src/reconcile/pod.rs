@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sluice_proto::ambient::{AmbientOptions, Desired};
+use sluice_proto::code::ErrorCode;
 use sluice_proto::id::PodRef;
 use sluice_proto::sandbox::Failure;
 
@@ -175,6 +176,8 @@ pub(super) struct Pod {
     pub(super) reference: PodRef,
     pub(super) object: Option<Arc<source::Pod>>,
     pub(super) decision: Option<Decision>,
+    /// Its namespace is not known, and the namespace's labels could make a difference.
+    pub(super) lacks_namespace: bool,
     pub(super) current: Option<Current>,
     pub(super) offer: Offer,
     pub(super) answers: BTreeMap<ConnectionId, Answer>,
@@ -200,6 +203,7 @@ impl Pod {
             reference,
             object: None,
             decision: None,
+            lacks_namespace: false,
             current: None,
             offer: Offer::Off,
             answers: BTreeMap::new(),
@@ -230,7 +234,34 @@ impl Pod {
         if self.object.is_none() || (self.ended() && !adding) {
             return None;
         }
-        self.decision.as_ref()?.options.as_ref()
+        match &self.decision {
+            Some(decision) => decision.options.as_ref(),
+            None => self.kept(),
+        }
+    }
+
+    /// Nobody can say yet whether it is in the mesh.
+    pub(super) fn is_undecided(&self) -> bool {
+        self.object.is_some() && self.decision.is_none()
+    }
+
+    /// A pod that nobody can decide about stays as it is.
+    fn kept(&self) -> Option<&AmbientOptions> {
+        let current = self.usable().filter(|current| current.add.is_none())?;
+        match &current.rules {
+            Desired::Ambient(options) if current.established => Some(options),
+            _ => None,
+        }
+    }
+
+    /// It runs and belongs into the mesh, and nobody has looked for its netns yet.
+    pub(super) fn awaits_adoption(&self) -> bool {
+        let found_nothing = |(_, failure): &(_, Failure)| failure.code != ErrorCode::OpenerUnavailable;
+        let runs = |object: &Arc<source::Pod>| {
+            object.phase == sluice_selection::Phase::Running && !object.ips.is_empty()
+        };
+        let looked = self.current.is_some() || self.problem.as_ref().is_some_and(found_nothing);
+        self.wanted().is_some() && self.object.as_ref().is_some_and(runs) && !looked
     }
 
     /// The sandbox, unless its ADD was refused.

@@ -22,10 +22,13 @@ fn a_labelled_running_pod_is_enrolled_only_when_a_proxy_is_ready() {
     bench.proxy(C1, &[]);
     let effects = bench.take();
     let epoch = offered(&effects);
-    assert!(
-        programs(&effects).is_empty(),
+    assert_eq!(
+        programs(&effects),
+        [draining()],
         "redirected to where nobody listens yet"
     );
+    bench.programmed(&sandbox, draining());
+    assert!(bench.take().is_empty());
     bench.acked(1, C1, epoch);
     assert_eq!(programs(&bench.take()), [ambient()]);
     bench.programmed(&sandbox, ambient());
@@ -59,11 +62,15 @@ fn a_running_pod_whose_enrolment_fails_is_as_before_and_tried_again() {
     });
     assert_eq!(withdraws(&bench.take()), 1);
     bench.withdrawn(epoch);
+    bench.programmed(&sandbox, draining());
+    bench.pass(Duration::from_secs(7));
+    assert_eq!(programs(&bench.take()), [Desired::None]);
+    bench.programmed(&sandbox, Desired::None);
     assert_eq!(bench.report(1).reason, "proxy-nack");
     bench.pass(Duration::from_secs(7));
     let effects = bench.take();
     offered(&effects);
-    assert!(programs(&effects).is_empty(), "the pod was touched");
+    assert_eq!(programs(&effects), [draining()]);
 }
 
 #[test]
@@ -76,6 +83,7 @@ fn a_proxy_that_goes_in_the_middle_of_a_running_pods_enrolment_leaves_it_untouch
     bench.fetched(&sandbox);
     let epoch = offered(&bench.take());
     bench.acked(1, C1, epoch);
+    bench.programmed(&sandbox, draining());
     bench.programmed(&sandbox, ambient());
     bench.take();
     bench.tell(Event::ZdsClosed(C1));
@@ -182,6 +190,7 @@ fn twenty_times_off_and_on_are_twenty_offers_and_twenty_withdrawals() {
         epoch = offered(&bench.take());
         offers += 1;
         bench.acked(1, C1, epoch);
+        bench.programmed(&sandbox, draining());
         bench.programmed(&sandbox, ambient());
         bench.tell(Event::ProbesSynced(Ok(())));
         assert_eq!(bench.report(1).standing, Standing::Enrolled);
@@ -298,6 +307,7 @@ fn a_namespace_label_enrols_and_its_removal_drains() {
     bench.tell(namespace(true));
     let epoch = offered(&bench.take());
     bench.acked(1, C1, epoch);
+    bench.programmed(&sandbox, draining());
     assert_eq!(programs(&bench.take()), [ambient()]);
     bench.programmed(&sandbox, ambient());
     bench.tell(Event::ProbesSynced(Ok(())));
@@ -316,6 +326,7 @@ fn a_pod_is_complained_about_once_in_ten_seconds() {
     bench.fetched(&sandbox);
     let epoch = offered(&bench.take());
     bench.acked(1, C1, epoch);
+    bench.programmed(&sandbox, draining());
     let mut complaints = 0;
     for _ in 0..200 {
         bench.tell(Event::Programmed {
