@@ -21,6 +21,8 @@ use crate::zds::Zds;
 
 /// A peer that does not send its request's head within this time is cut off.
 const HEAD: Duration = Duration::from_secs(5);
+/// The executor's figures are left out if it does not tell them within this time.
+const EXECUTOR: Duration = Duration::from_secs(1);
 /// Longest head of a request in bytes.
 const MAX_HEAD: usize = 8 * 1024;
 
@@ -93,7 +95,8 @@ impl Handler for Monitoring {
                 self.metrics.standing(&self.registry.reports());
                 self.metrics.zds(&self.zds.status());
                 self.metrics.process(self.executor.repaired());
-                match self.metrics.render() {
+                let executor = tokio::time::timeout(EXECUTOR, self.executor.node_status()).await;
+                match self.metrics.render(executor.ok().and_then(Result::ok).as_ref()) {
                     Ok(text) => reply(StatusCode::OK, OPENMETRICS, text),
                     Err(_) => reply(
                         StatusCode::INTERNAL_SERVER_ERROR,

@@ -1,5 +1,7 @@
 //! What is counted, in Prometheus' terms. Names that Istio's node agent has are kept.
 
+mod executor;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -12,6 +14,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use sluice_proto::pb::executor::NodeStatusResponse;
 
 use crate::reconcile::Event;
 use crate::reconcile::event::{PodReport, Standing};
@@ -52,6 +55,7 @@ pub struct Metrics {
     add_seconds: Family<Stage, Histogram, fn() -> Histogram>,
     reconcile_seconds: Histogram,
     api_initial_sync_seconds: Gauge<f64, AtomicU64>,
+    start_to_ready_seconds: Gauge<f64, AtomicU64>,
     pods_expected: Gauge,
     pods_enrolled: Gauge,
     pods_pending: Gauge,
@@ -79,6 +83,7 @@ impl Default for Metrics {
             add_seconds: Family::new_with_constructor(seconds),
             reconcile_seconds: Histogram::new([0.00001, 0.0001, 0.001, 0.01, 0.1, 1.0]),
             api_initial_sync_seconds: Gauge::default(),
+            start_to_ready_seconds: Gauge::default(),
             pods_expected: Gauge::default(),
             pods_enrolled: Gauge::default(),
             pods_pending: Gauge::default(),
@@ -125,6 +130,11 @@ impl Metrics {
             "api_initial_sync_seconds",
             "Start until the source had told everything",
             api_initial_sync_seconds
+        );
+        register!(
+            "start_to_ready_seconds",
+            "Start until the node could take pods; 0: not yet",
+            start_to_ready_seconds
         );
         register!(
             "pods_expected",
@@ -190,6 +200,11 @@ impl Metrics {
     /// The source has told everything.
     pub fn synced(&self, elapsed: Duration) {
         self.api_initial_sync_seconds.set(elapsed.as_secs_f64());
+    }
+
+    /// The node can take pods.
+    pub fn ready(&self, elapsed: Duration) {
+        self.start_to_ready_seconds.set(elapsed.as_secs_f64());
     }
 
     /// A request of an installed istio-cni plugin was answered.
@@ -259,9 +274,12 @@ impl Metrics {
         self.open_descriptors.set(i64::try_from(open).unwrap_or(i64::MAX));
     }
 
-    /// The text form.
-    pub fn render(&self) -> Result<String, std::fmt::Error> {
+    /// The text form; with the executor's figures, if it has told them.
+    pub fn render(&self, executor: Option<&NodeStatusResponse>) -> Result<String, std::fmt::Error> {
         let mut text = String::new();
+        if let Some(status) = executor {
+            text += &executor::render(status)?;
+        }
         encode(&mut text, &self.registry)?;
         Ok(text)
     }

@@ -131,8 +131,10 @@ pub async fn run(
         end: CancellationToken::new(),
     };
     let (tasks, end) = (feeding.tasks.clone(), feeding.end.clone());
+    let (ready, metrics) = (feeding.health.clone(), feeding.metrics.clone());
     let driver = Driver::new(config.settings, config.selection, parts, events, inbox, questions);
     tasks.spawn(driver.run(end.clone()));
+    tasks.spawn(time_until_ready(ready, metrics, stop.clone()));
     tasks.spawn(zds.serve(listeners.zds, stop.clone(), end.clone()));
     serve_unix(listeners.http, servers.monitoring.clone(), &tasks, &stop);
     if let Some(listener) = listeners.compatibility {
@@ -152,6 +154,18 @@ pub async fn run(
     stop.cancelled().await;
     finish(&tasks, &end, &queries).await;
     Ok(())
+}
+
+/// Notes how long it took until new pods could be taken.
+async fn time_until_ready(health: Health, metrics: Arc<Metrics>, stop: CancellationToken) {
+    let started = tokio::time::Instant::now();
+    let ready = async {
+        while !health.not_ready_because().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        metrics.ready(started.elapsed());
+    };
+    tokio::select! { () = ready => {}, () = stop.cancelled() => {} }
 }
 
 fn servers(
@@ -358,6 +372,7 @@ async fn feed(feed: Feed) {
                 Some(SourceEvent::PodDeleted(pod)) => Event::PodDeleted(pod),
                 Some(SourceEvent::NamespaceApplied(namespace)) => Event::NamespaceApplied(namespace),
                 Some(SourceEvent::NamespaceDeleted(namespace)) => Event::NamespaceDeleted(namespace),
+                Some(SourceEvent::Undetermined(undetermined)) => Event::Undetermined(undetermined),
             };
             let _ = feed.events.send(event);
         }
