@@ -18,5 +18,6 @@ pub mod raw_ztunnel;
 pub mod rule_monitor;
 pub mod scene;
 pub mod table_owner;
+pub mod tracing_tool;
 pub mod uds_http;
 pub mod watch;
