@@ -48,12 +48,6 @@ impl Strace {
             .map(String::from)
             .collect())
     }
-
-    /// What was seen so far.
-    pub fn so_far(&self) -> Vec<String> {
-        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
-        text.lines().map(String::from).collect()
-    }
 }
 
 fn is_traced(pid: u32) -> bool {
