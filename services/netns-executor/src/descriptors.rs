@@ -52,6 +52,14 @@ pub enum DescriptorRefusal {
         /// Inode of the host's namespace.
         host: u64,
     },
+    /// Another namespace than the one known as the host's.
+    #[error("inode {inode} is given as the host's network namespace, which is known to be inode {known}")]
+    HostChanged {
+        /// Inode of what came.
+        inode: u64,
+        /// Inode of the host's namespace.
+        known: u64,
+    },
     /// The executor's own namespace.
     #[error("inode {0} is the executor's own network namespace")]
     Own(u64),
@@ -94,6 +102,7 @@ impl DescriptorRefusal {
             Self::NotNetns(_) => "not-a-netns",
             Self::Socket { .. } => "unexpected-socket",
             Self::Host { .. } => "host-netns",
+            Self::HostChanged { .. } => "host-changed",
             Self::Own(_) => "own-netns",
             Self::Mixed { .. } => "mixed-netns",
             Self::Claimed { .. } => "other-sandbox",

@@ -104,7 +104,8 @@ pub trait Kernel: Send + Sync {
     /// another namespace, and anything that is not what it should be.
     fn open(&self, descriptors: Vec<OwnedFd>) -> Result<Opened, DescriptorRefusal>;
 
-    /// Makes the host's namespace of descriptors that the opener gave, and remembers which one it is.
+    /// Makes the host's namespace of descriptors that the opener gave, and remembers which one it is; another one is
+    /// refused from then on.
     fn open_host(&self, descriptors: Vec<OwnedFd>) -> Result<Box<dyn HostNetns>, DescriptorRefusal>;
 
     /// Proves each kernel feature in the scratch namespace of `descriptors`, or without any in our own.

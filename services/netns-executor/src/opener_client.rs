@@ -97,23 +97,15 @@ impl OpenerClient {
         let mut held = self.connection.lock().await;
         // Taken out: a request that fails or is dropped half-way must not leave its reply to the next one.
         let connection = held.take().ok_or(OpenerError::NotConnected)?;
-        let exchange = exchange(&connection, request, descriptor);
-        let (reply, descriptors) = match tokio::time::timeout(DEADLINE, exchange).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(error)) => {
-                tracing::warn!(error = %sluice_runtime::telemetry::chain(&error), "opener's connection closed");
-                return Err(OpenerError::Transport(error));
+        let answer = ask_on(&connection, request, descriptor).await;
+        match &answer {
+            Ok(_) | Err(OpenerError::Refused(_)) => *held = Some(connection),
+            Err(error) => {
+                let error = sluice_runtime::telemetry::chain(error);
+                tracing::warn!(error, ?request, "opener's connection closed");
             }
-            Err(_) => {
-                tracing::warn!(?request, "opener did not answer; its connection closed");
-                return Err(OpenerError::Deadline);
-            }
-        };
-        *held = Some(connection);
-        match reply.errno {
-            0 => Ok((reply, descriptors)),
-            errno => Err(OpenerError::Refused(Errno::from_raw(errno))),
         }
+        answer
     }
 
     /// Asks for a namespace's descriptors.
@@ -137,6 +129,23 @@ impl OpenerClient {
             *held = None;
         }
         hung_up
+    }
+}
+
+/// Asks on a connection that nobody else uses yet.
+pub async fn ask_on(
+    connection: &SeqpacketConnection,
+    request: &OpenerRequest,
+    descriptor: Option<BorrowedFd<'_>>,
+) -> Result<(OpenerReply, Vec<OwnedFd>), OpenerError> {
+    let exchange = exchange(connection, request, descriptor);
+    let answered = tokio::time::timeout(DEADLINE, exchange).await;
+    let (reply, descriptors) = answered
+        .map_err(|_| OpenerError::Deadline)?
+        .map_err(OpenerError::Transport)?;
+    match reply.errno {
+        0 => Ok((reply, descriptors)),
+        errno => Err(OpenerError::Refused(Errno::from_raw(errno))),
     }
 }
 

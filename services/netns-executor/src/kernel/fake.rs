@@ -174,6 +174,7 @@ struct HostHandle(FakeKernel);
 impl HostNetns for HostHandle {
     fn ensure(&mut self, probes: &[IpAddr]) -> Result<Vec<String>, Failure> {
         let mut state = self.0.state();
+        failing(&state, "ensure")?;
         let mended = if std::mem::take(&mut state.host_damaged) {
             vec!["table is missing".to_owned()]
         } else {
@@ -196,6 +197,7 @@ impl HostNetns for HostHandle {
 
     fn remove(&mut self, addresses: &[IpAddr]) -> Result<(), Failure> {
         let mut state = self.0.state();
+        failing(&state, "remove")?;
         for address in addresses {
             state.probes.remove(address);
         }
@@ -232,7 +234,14 @@ impl Kernel for FakeKernel {
         })
     }
 
-    fn open_host(&self, _: Vec<OwnedFd>) -> Result<Box<dyn HostNetns>, DescriptorRefusal> {
+    fn open_host(&self, descriptors: Vec<OwnedFd>) -> Result<Box<dyn HostNetns>, DescriptorRefusal> {
+        if let Some(descriptor) = descriptors.first() {
+            let inode = NetnsInode::of(descriptor)?.inode;
+            let known = *self.state().host.get_or_insert(inode);
+            if known != inode {
+                return Err(DescriptorRefusal::HostChanged { inode, known });
+            }
+        }
         Ok(Box::new(HostHandle(self.clone())))
     }
 

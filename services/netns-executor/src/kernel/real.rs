@@ -116,10 +116,18 @@ impl Kernel for RealKernel {
 
     fn open_host(&self, received: Vec<OwnedFd>) -> Result<Box<dyn HostNetns>, DescriptorRefusal> {
         let received = descriptors::sort(received, None, &self.boot_id)?;
-        *self.host() = Some(NetnsInode {
+        let inode = NetnsInode {
             device: received.identity.device,
             inode: received.identity.inode,
-        });
+        };
+        // A machine's own namespace never changes, and our descriptor keeps its number from being anybody else's.
+        let known = *self.host().get_or_insert(inode);
+        if known != inode {
+            return Err(DescriptorRefusal::HostChanged {
+                inode: inode.inode,
+                known: known.inode,
+            });
+        }
         let sockets = sockets(received.netfilter, received.route).map_err(|error| not_usable(&error))?;
         let legacy = legacy_sockets(received.legacy)?;
         Ok(Box::new(Host::new(received.netns, sockets.into(), legacy)))
@@ -197,7 +205,8 @@ impl Netns for PodNetns {
         let outcome = netlink::apply(&self.sockets, desired).map_err(|error| apply_failed(&error))?;
         self.generation = outcome.generation;
         let mut taken_over = Vec::new();
-        if *desired != Desired::None && !self.taken_over {
+        // Not before ours redirect: what captures the pod's traffic until then is theirs.
+        if matches!(desired, Desired::Ambient(_)) && !self.taken_over {
             if !untouched {
                 taken_over = self.take_over()?;
             }

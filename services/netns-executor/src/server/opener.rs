@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sluice_proto::opener::OpenerRequest;
-use sluice_proto::transport::seqpacket::SeqpacketListener;
+use sluice_proto::transport::seqpacket::{SeqpacketConnection, SeqpacketListener};
 use sluice_proto::transport::uds::PeerPolicy;
 
 use super::listen::admit;
+use crate::kernel::HostNetns;
 use crate::node::Node;
+use crate::opener_client::ask_on;
 
 /// How often a quiet connection is looked at.
 const LOOK: Duration = Duration::from_secs(1);
@@ -21,8 +23,7 @@ pub(super) async fn serve(node: Arc<Node>, listener: SeqpacketListener, policy: 
             accepted = listener.accept() => match accepted {
                 Ok(connection) if admit(&node, &policy, connection.peer(), "opener") => {
                     tracing::info!(peer_uid = connection.peer().uid, "opener connected");
-                    node.opener.attach(connection).await;
-                    take_host(&node).await;
+                    take(&node, connection).await;
                 }
                 Ok(_) => {}
                 Err(error) => {
@@ -39,26 +40,35 @@ pub(super) async fn serve(node: Arc<Node>, listener: SeqpacketListener, policy: 
     }
 }
 
-async fn take_host(node: &Node) {
-    let descriptors = match node.opener.open(&OpenerRequest::Host, None).await {
-        Ok(descriptors) => descriptors,
+/// Only an opener that has shown the host's namespace is used: until that is known, the host's could be taken for a
+/// pod's.
+async fn take(node: &Node, connection: SeqpacketConnection) {
+    match host(node, &connection).await {
+        Ok(host) => {
+            node.opener.attach(connection).await;
+            match node.probes.attach(host).await {
+                Ok(mended) if mended.is_empty() => tracing::info!("host rules are as they should be"),
+                Ok(mended) => tracing::info!(target: "audit", ?mended, "host rules programmed"),
+                Err(failure) => tracing::error!(error = %failure, "host rules not programmed"),
+            }
+        }
         Err(error) => {
-            let error = sluice_runtime::telemetry::chain(&error);
-            tracing::error!(error, "the opener did not give the host's namespace");
-            return;
+            tracing::error!(
+                error,
+                "opener is not used, since it did not give the host's namespace"
+            );
+            // It dials again at once.
+            tokio::time::sleep(LOOK).await;
         }
-    };
-    let host = match node.kernel.open_host(descriptors) {
-        Ok(host) => host,
-        Err(refusal) => {
-            node.metrics.refused_descriptor(refusal.reason());
-            tracing::error!(error = %refusal, "host descriptors refused");
-            return;
-        }
-    };
-    match node.probes.attach(host).await {
-        Ok(mended) if mended.is_empty() => tracing::info!("host rules are as they should be"),
-        Ok(mended) => tracing::info!(target: "audit", ?mended, "host rules programmed"),
-        Err(failure) => tracing::error!(error = %failure, "host rules not programmed"),
     }
+}
+
+async fn host(node: &Node, connection: &SeqpacketConnection) -> Result<Box<dyn HostNetns>, String> {
+    let (_, descriptors) = ask_on(connection, &OpenerRequest::Host, None)
+        .await
+        .map_err(|error| sluice_runtime::telemetry::chain(&error))?;
+    node.kernel.open_host(descriptors).map_err(|refusal| {
+        node.metrics.refused_descriptor(refusal.reason());
+        refusal.to_string()
+    })
 }
