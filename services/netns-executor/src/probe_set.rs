@@ -12,6 +12,8 @@ use sluice_proto::id::PodUid;
 use sluice_proto::pb::executor::ProbeAddress;
 use sluice_proto::sandbox::Failure;
 
+use tokio::sync::watch;
+
 use crate::kernel::HostNetns;
 use crate::pool::{self, COMPONENT};
 use crate::reaper::Reaper;
@@ -33,6 +35,8 @@ struct Inner {
 pub struct ProbeSet {
     inner: Arc<Mutex<Inner>>,
     reaper: Reaper,
+    /// The host's namespace has been at hand.
+    at_hand: watch::Sender<bool>,
 }
 
 impl std::fmt::Debug for ProbeSet {
@@ -72,7 +76,14 @@ impl ProbeSet {
                 forgotten: BTreeSet::new(),
             })),
             reaper,
+            at_hand: watch::Sender::new(false),
         }
+    }
+
+    /// Waits until the host's namespace is at hand. Cancel-safe.
+    pub async fn host_at_hand(&self) {
+        // The sender lives as long as we do.
+        let _ = self.at_hand.subscribe().wait_for(|at_hand| *at_hand).await;
     }
 
     async fn with<T: Send + 'static>(
@@ -90,19 +101,16 @@ impl ProbeSet {
     /// The host's namespace is at hand: makes rules and sets right. Returns what was mended.
     pub async fn attach(&self, host: Box<dyn HostNetns>) -> Result<Vec<String>, Failure> {
         let reaper = self.reaper.clone();
-        self.with(move |inner| {
-            if let Some(old) = inner.host.replace(host) {
-                reaper.close(old);
-            }
-            let forgotten: Vec<_> = std::mem::take(&mut inner.forgotten)
-                .into_iter()
-                .filter(|address| inner.owners.owner(*address).is_none())
-                .collect();
-            let mended = inner.ensure()?;
-            inner.host()?.remove(&forgotten)?;
-            Ok(mended)
-        })
-        .await
+        let attached = self
+            .with(move |inner| {
+                if let Some(old) = inner.host.replace(host) {
+                    reaper.close(old);
+                }
+                inner.ensure()
+            })
+            .await;
+        self.at_hand.send_replace(true);
+        attached
     }
 
     /// Puts a pod's addresses into the sets; an entry of another owner is replaced.
@@ -146,7 +154,7 @@ impl ProbeSet {
             let Some(host) = inner.host.as_mut() else {
                 return Ok(Vec::new());
             };
-            if full || !inner.differences.is_empty() || host.moved()? {
+            if full || !inner.differences.is_empty() || !inner.forgotten.is_empty() || host.moved()? {
                 inner.ensure()
             } else {
                 Ok(Vec::new())
@@ -198,7 +206,12 @@ impl Inner {
 
     fn ensure(&mut self) -> Result<Vec<String>, Failure> {
         let addresses: Vec<_> = self.owners.iter().map(|(address, _)| address).collect();
-        let outcome = self.host()?.ensure(&addresses);
+        let mut outcome = self.host()?.ensure(&addresses);
+        if outcome.is_ok()
+            && let Err(failure) = self.remove_forgotten()
+        {
+            outcome = Err(failure);
+        }
         self.differences = match &outcome {
             Ok(_) => Vec::new(),
             Err(failure) => vec![failure.to_string()],
@@ -206,22 +219,50 @@ impl Inner {
         outcome
     }
 
+    /// They stay on the list until the kernel has let go of them.
+    fn remove_forgotten(&mut self) -> Result<(), Failure> {
+        let owners = &self.owners;
+        self.forgotten.retain(|address| owners.owner(*address).is_none());
+        let forgotten: Vec<_> = self.forgotten.iter().copied().collect();
+        if !forgotten.is_empty() {
+            self.host()?.remove(&forgotten)?;
+            self.forgotten.clear();
+        }
+        Ok(())
+    }
+
+    /// The owner is recorded first: an element in the kernel's sets that nobody owns would stay for ever.
     fn add(&mut self, addresses: &[IpAddr], owner: &PodUid) -> Result<u32, Failure> {
-        self.host()?.add(addresses)?;
-        let mut added = 0;
-        for address in addresses {
-            if self.owners.owner(*address) == Some(owner) {
-                continue;
-            }
-            added += 1;
-            if let Some(earlier) = self.owners.set(*address, owner).map_err(not_written)? {
+        self.host()?;
+        let new: Vec<_> = addresses
+            .iter()
+            .copied()
+            .filter(|address| self.owners.owner(*address) != Some(owner))
+            .collect();
+        let mut done = Vec::new();
+        for address in &new {
+            let earlier = self.owners.set(*address, owner).map_err(not_written)?;
+            if let Some(earlier) = &earlier {
                 tracing::warn!(%address, %earlier, %owner, "probe address changed its owner");
             }
+            done.push((*address, earlier));
         }
-        if added > 0 {
+        if let Err(failure) = self.host()?.add(addresses) {
+            for (address, earlier) in done {
+                let undone = match earlier {
+                    Some(earlier) => self.owners.set(address, &earlier).map(drop),
+                    None => self.owners.remove(address),
+                };
+                if let Err(error) = undone {
+                    tracing::warn!(%address, error = %not_written(error), "probe owner stays on record");
+                }
+            }
+            return Err(failure);
+        }
+        if !new.is_empty() {
             tracing::info!(target: "audit", ?addresses, %owner, "probe addresses added");
         }
-        Ok(added)
+        Ok(u32::try_from(new.len()).unwrap_or(u32::MAX))
     }
 
     fn remove(&mut self, addresses: &[IpAddr], owner: &PodUid) -> Result<u32, Failure> {
@@ -237,10 +278,14 @@ impl Inner {
             self.owners.remove(*address).map_err(not_written)?;
         }
         tracing::info!(target: "audit", addresses = ?own, %owner, "probe addresses removed");
-        match self.host.as_mut() {
-            Some(host) => host.remove(&own)?,
-            None => self.forgotten.extend(&own),
+        let removed = match self.host.as_mut() {
+            Some(host) => host.remove(&own),
+            None => Ok(()),
+        };
+        if self.host.is_none() || removed.is_err() {
+            self.forgotten.extend(&own);
         }
+        removed?;
         Ok(u32::try_from(own.len()).unwrap_or(u32::MAX))
     }
 
@@ -289,4 +334,39 @@ fn not_written(error: TableError) -> Failure {
         STAGE,
         sluice_runtime::telemetry::chain(&error),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::Kernel as _;
+    use crate::kernel::fake::FakeKernel;
+
+    fn owners_on_disk(directory: &std::path::Path) -> usize {
+        ProbeOwners::open(directory).unwrap().0.iter().count()
+    }
+
+    #[tokio::test]
+    async fn what_fails_half_way_leaves_neither_owner_nor_element() {
+        let (directory, kernel) = (tempfile::tempdir().unwrap(), FakeKernel::default());
+        let (owners, _) = ProbeOwners::open(directory.path()).unwrap();
+        let set = ProbeSet::new(owners, Reaper::start().unwrap());
+        let (address, owner) = ("10.0.0.5".parse().unwrap(), PodUid::parse("u-1").unwrap());
+        set.attach(kernel.open_host(Vec::new()).unwrap()).await.unwrap();
+        kernel.state().failing.insert("add");
+        set.add(vec![address], owner.clone()).await.unwrap_err();
+        assert_eq!(owners_on_disk(directory.path()), 0);
+        kernel.state().failing.clear();
+        set.add(vec![address], owner.clone()).await.unwrap();
+        // What the kernel does not let go of is taken out as soon as it does.
+        kernel.state().failing.extend(["remove", "ensure"]);
+        set.remove(vec![address], owner).await.unwrap_err();
+        set.attach(kernel.open_host(Vec::new()).unwrap())
+            .await
+            .unwrap_err();
+        assert_eq!(kernel.state().probes.len(), 1);
+        kernel.state().failing.clear();
+        set.examine(false).await.unwrap();
+        assert_eq!(kernel.state().probes.len(), 0);
+    }
 }

@@ -19,8 +19,9 @@ use super::keyhole::{Keyhole, KeyholeError};
 use super::path::{self, Allowed};
 use super::scan::{self, Scan};
 
-const FIRST_DELAY: Duration = Duration::from_millis(50);
-const LONGEST_DELAY: Duration = Duration::from_secs(2);
+/// Short, because every ADD of a mesh pod waits for the host's namespace.
+const FIRST_DELAY: Duration = Duration::from_millis(20);
+const LONGEST_DELAY: Duration = Duration::from_millis(250);
 
 /// What the opener was started with.
 #[derive(Debug, Clone)]
