@@ -11,14 +11,18 @@ mod harness;
 #[path = "node_harness/opener.rs"]
 mod opener;
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use harness::{Broker, Executor, Pod, ambient, eventually};
 use opener::FakeOpener;
 use sluice_netns_executor::kernel::fake::FakeKernel;
-use sluice_proto::pb::executor::{AdoptRequest, Sandbox, adopt_response};
-use sluice_proto::pb::types;
+use sluice_proto::pb::cni::add_response::Outcome;
+use sluice_proto::pb::executor::{
+    AdoptRequest, ProbeAddress, Sandbox, SyncProbeSetRequest, adopt_response, complete_response,
+};
+use sluice_proto::pb::types::{self, Mode};
 
 struct Setup {
     kernel: FakeKernel,
@@ -55,13 +59,26 @@ async fn connect(executor: &Executor, host: Option<&Path>) -> FakeOpener {
 }
 
 impl Broker {
-    async fn adopt(&mut self, pod: &Pod, addresses: &[&str], path: Option<&Path>) -> Result<Sandbox, types::Failure> {
+    async fn adopt(
+        &mut self,
+        pod: &Pod,
+        addresses: &[&str],
+        path: Option<&Path>,
+    ) -> Result<Sandbox, types::Failure> {
         let request = AdoptRequest {
             pod: pod.request().pod,
             addresses: addresses.iter().map(ToString::to_string).collect(),
             netns_path: path.map_or_else(String::new, |path| path.to_str().unwrap().into()),
         };
-        match self.client.adopt(request).await.unwrap().into_inner().outcome.unwrap() {
+        match self
+            .client
+            .adopt(request)
+            .await
+            .unwrap()
+            .into_inner()
+            .outcome
+            .unwrap()
+        {
             adopt_response::Outcome::Sandbox(sandbox) => Ok(sandbox),
             adopt_response::Outcome::Failed(failure) => Err(failure),
         }
@@ -75,15 +92,30 @@ async fn a_path_names_the_namespace_and_an_older_sandbox_of_the_pod_makes_way() 
     let add = s.executor.add(&first);
     s.broker.enrol().await;
     add.await.unwrap();
-    let same = s.broker.adopt(&first, &["10.0.0.5"], Some(&first.path)).await.unwrap();
-    assert_eq!(same.attachment, Some(first.attachment()), "the same namespace, the same sandbox");
+    let same = s
+        .broker
+        .adopt(&first, &["10.0.0.5"], Some(&first.path))
+        .await
+        .unwrap();
+    assert_eq!(
+        same.attachment,
+        Some(first.attachment()),
+        "the same namespace, the same sandbox"
+    );
     let second = Pod::new(&s.executor, "c2", "u1");
-    let taken = s.broker.adopt(&second, &["10.0.0.5"], Some(&second.path)).await.unwrap();
+    let taken = s
+        .broker
+        .adopt(&second, &["10.0.0.5"], Some(&second.path))
+        .await
+        .unwrap();
     assert_eq!(taken.netns.as_ref().unwrap().inode, second.inode());
     assert_eq!(s.broker.gone().await.0, "replaced");
     s.broker.program(&taken, ambient()).await;
     assert_eq!(s.kernel.netns(second.inode()).changes, 1);
-    eventually("the older namespace is closed", || s.kernel.netns(first.inode()).open == 0).await;
+    eventually("the older namespace is closed", || {
+        s.kernel.netns(first.inode()).open == 0
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -94,6 +126,108 @@ async fn only_addresses_that_are_there_are_recorded() {
     let adopted = s.broker.adopt(&pod, &addresses, Some(&pod.path)).await.unwrap();
     assert_eq!(adopted.addresses, ["10.0.0.5"]);
     let none = Pod::new(&s.executor, "c2", "u2");
-    let refused = s.broker.adopt(&none, &["10.0.0.9"], Some(&none.path)).await.unwrap_err();
-    assert!(refused.cause.contains("none of the addresses"), "{}", refused.cause);
+    let refused = s
+        .broker
+        .adopt(&none, &["10.0.0.9"], Some(&none.path))
+        .await
+        .unwrap_err();
+    assert!(
+        refused.cause.contains("none of the addresses"),
+        "{}",
+        refused.cause
+    );
+}
+
+fn entry(address: &str, owner: &str) -> ProbeAddress {
+    ProbeAddress {
+        address: address.into(),
+        owner_uid: owner.into(),
+    }
+}
+
+#[tokio::test]
+async fn the_probe_set_takes_only_addresses_of_its_owners_sandbox() {
+    let mut s = setup().await;
+    let pod = Pod::new(&s.executor, "c1", "u1");
+    let add = s.executor.add(&pod);
+    s.broker.enrol().await;
+    add.await.unwrap();
+    let request = SyncProbeSetRequest {
+        addresses: vec![
+            entry("10.0.0.5", "u1"),
+            entry("192.0.2.7", "u1"),
+            entry("10.0.0.5", "u2"),
+        ],
+        remove: Vec::new(),
+        prune: true,
+    };
+    let response = s
+        .broker
+        .client
+        .sync_probe_set(request)
+        .await
+        .unwrap()
+        .into_inner();
+    let failure = response.failed.unwrap();
+    assert!(
+        failure.cause.contains("192.0.2.7 of pod uid u1"),
+        "{}",
+        failure.cause
+    );
+    assert!(
+        failure.cause.contains("10.0.0.5 of pod uid u2"),
+        "{}",
+        failure.cause
+    );
+    let kept: Vec<_> = s.kernel.state().probes.iter().copied().collect();
+    assert_eq!(kept, ["10.0.0.5".parse::<IpAddr>().unwrap()]);
+}
+
+#[tokio::test]
+async fn an_opener_that_does_not_show_the_host_or_another_one_is_not_used() {
+    let kernel = FakeKernel::default();
+    let executor = Executor::start(Arc::new(kernel.clone())).await;
+    let blind = connect(&executor, None).await;
+    eventually("blind opener is sent away", || blind.is_over()).await;
+    assert!(!executor.node.opener.is_connected());
+    let host = executor.run.root().join("host");
+    std::fs::write(&host, "").unwrap();
+    let opener = connect(&executor, Some(&host)).await;
+    assert!(!opener.is_over());
+    let other = executor.run.root().join("other");
+    std::fs::write(&other, "").unwrap();
+    let liar = FakeOpener::connect(&executor.run.opener_socket(), Some(&other));
+    eventually("opener of another host is sent away", || liar.is_over()).await;
+    assert!(executor.node.opener.is_connected() && !opener.is_over());
+    // The host's namespace is never a pod's.
+    let mut broker = executor.broker().await;
+    let pod = Pod::new(&executor, "c1", "u1");
+    let refused = broker.adopt(&pod, &["10.0.0.5"], Some(&host)).await.unwrap_err();
+    assert!(
+        refused.cause.contains("host's network namespace"),
+        "{}",
+        refused.cause
+    );
+}
+
+#[tokio::test]
+async fn an_add_waits_for_an_opener_that_is_on_its_way() {
+    let kernel = FakeKernel::default();
+    let executor = Executor::start(Arc::new(kernel.clone())).await;
+    let mut broker = executor.broker().await;
+    let pod = Pod::new(&executor, "c1", "u1");
+    let add = executor.add(&pod);
+    let sandbox = broker.pending().await;
+    broker.program(&sandbox, ambient()).await;
+    let admitting = tokio::spawn(async move { broker.admit(&sandbox, Mode::Ambient).await.outcome.unwrap() });
+    let host = executor.run.root().join("host");
+    std::fs::write(&host, "").unwrap();
+    let _opener = connect(&executor, Some(&host)).await;
+    let outcome = admitting.await.unwrap();
+    assert!(
+        matches!(outcome, complete_response::Outcome::Accepted(_)),
+        "{outcome:?}"
+    );
+    assert!(matches!(add.await.unwrap(), Outcome::Admitted(_)));
+    assert_eq!(kernel.state().probes.len(), 1);
 }

@@ -234,6 +234,7 @@ pub(super) fn register(
             attachment: record.attachment.clone(),
             generation: record.generation,
             pod: record.pod.clone(),
+            addresses: record.addresses.clone(),
             netns: record.netns.clone(),
             reachable: false,
             ending: false,

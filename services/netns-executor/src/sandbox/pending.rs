@@ -103,9 +103,10 @@ impl Task {
         // Nobody has decided about this sandbox yet: the executor restarted in the middle, or no broker was there.
         let generation = self.node.registry.lock().next_generation();
         let (attachment, old) = (self.record.attachment.clone(), self.record.generation);
-        self.node
-            .registry
-            .update(&attachment, old, |handle| handle.generation = generation);
+        self.node.registry.update(&attachment, old, |handle| {
+            handle.generation = generation;
+            handle.addresses.clone_from(&addresses);
+        });
         self.record.generation = generation;
         self.record.addresses = addresses;
         self.record.pending = true;

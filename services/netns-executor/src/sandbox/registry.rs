@@ -1,6 +1,7 @@
 //! Which sandboxes there are, and how to reach their tasks.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ pub(crate) struct Handle {
     pub(crate) attachment: Attachment,
     pub(crate) generation: u64,
     pub(crate) pod: PodRef,
+    pub(crate) addresses: Vec<IpAddr>,
     pub(crate) netns: NetnsIdentity,
     pub(crate) reachable: bool,
     pub(crate) ending: bool,
@@ -73,6 +75,20 @@ impl Registry {
             .values()
             .find(|h| h.pod.uid == *uid && !h.ending)
             .cloned()
+    }
+
+    /// Whether a sandbox of this pod has this address on record.
+    pub(crate) fn has_address(&self, uid: &PodUid, address: IpAddr) -> bool {
+        let inner = self.lock();
+        let mut own = inner
+            .sandboxes
+            .values()
+            .filter(|h| h.pod.uid == *uid && !h.ending);
+        own.any(|h| {
+            h.addresses
+                .iter()
+                .any(|a| a.to_canonical() == address.to_canonical())
+        })
     }
 
     pub(crate) fn all(&self) -> Vec<Handle> {

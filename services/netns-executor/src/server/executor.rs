@@ -1,6 +1,8 @@
 //! `NetnsExecutor`: what the broker asks. Everything is checked again here.
 
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sluice_proto::ambient::Desired;
 use sluice_proto::code::ErrorCode;
@@ -23,6 +25,9 @@ use crate::hub::Subscription;
 use crate::node::Node;
 use crate::pool;
 use crate::sandbox::{Completed, Message, Programmed, Verdict, adopt};
+
+/// How long an ADD waits for the host's namespace; the broker waits 5 s for the answer.
+const HOST_DEADLINE: Duration = Duration::from_secs(4);
 
 #[derive(Debug)]
 pub(super) struct Executor {
@@ -71,7 +76,7 @@ fn verdict(pb: Option<complete_request::Verdict>) -> Result<Verdict, Status> {
     }
 }
 
-fn owned_addresses(pb: Vec<ProbeAddress>) -> Result<Vec<(std::net::IpAddr, PodUid)>, Status> {
+fn owned_addresses(pb: Vec<ProbeAddress>) -> Result<Vec<(IpAddr, PodUid)>, Status> {
     let parse = |address: ProbeAddress| {
         let parsed = parse_addresses(&[address.address]).map_err(invalid)?;
         let owner = PodUid::parse(address.owner_uid).map_err(invalid)?;
@@ -79,6 +84,28 @@ fn owned_addresses(pb: Vec<ProbeAddress>) -> Result<Vec<(std::net::IpAddr, PodUi
     };
     let parsed = pb.into_iter().map(parse).collect::<Result<Vec<_>, Status>>()?;
     Ok(parsed.into_iter().flatten().collect())
+}
+
+/// Addresses that no sandbox of their owner has.
+fn not_theirs(foreign: &[(IpAddr, PodUid)]) -> Option<Failure> {
+    if foreign.is_empty() {
+        return None;
+    }
+    let list: Vec<_> = foreign
+        .iter()
+        .map(|(address, owner)| format!("{address} of pod uid {owner}"))
+        .collect();
+    let cause = format!(
+        "not taken, since no sandbox of that pod has the address: {}",
+        list.join(", ")
+    );
+    tracing::warn!(target: "audit", cause, "probe addresses refused");
+    Some(Failure::new(
+        ErrorCode::InvalidInput,
+        pool::COMPONENT,
+        "host probe set",
+        cause,
+    ))
 }
 
 #[tonic::async_trait]
@@ -121,6 +148,10 @@ impl NetnsExecutor for Executor {
         let request = request.into_inner();
         let key = attachment(request.attachment).map_err(invalid)?;
         let verdict = verdict(request.verdict)?;
+        if matches!(verdict, Verdict::Admit(Mode::Ambient)) {
+            // Right after a start the opener may still be on its way. Waiting here leaves the sandbox's task free.
+            let _ = tokio::time::timeout(HOST_DEADLINE, self.node.probes.host_at_hand()).await;
+        }
         let Some(handle) = self.node.registry.find(&key) else {
             return Ok(Response::new(completed(Completed::TooLate)));
         };
@@ -169,13 +200,15 @@ impl NetnsExecutor for Executor {
         request: Request<SyncProbeSetRequest>,
     ) -> Result<Response<SyncProbeSetResponse>, Status> {
         let request = request.into_inner();
-        let wanted = owned_addresses(request.addresses)?;
+        let (wanted, foreign): (Vec<_>, Vec<_>) = owned_addresses(request.addresses)?
+            .into_iter()
+            .partition(|(address, owner)| self.node.registry.has_address(owner, *address));
         let unwanted = owned_addresses(request.remove)?;
         let response = match self.node.probes.sync(wanted, unwanted, request.prune).await {
             Ok(synced) => SyncProbeSetResponse {
                 added: synced.added,
                 removed: synced.removed,
-                failed: None,
+                failed: not_theirs(&foreign).as_ref().map(Into::into),
             },
             Err(failure) => SyncProbeSetResponse {
                 failed: Some((&failure).into()),

@@ -34,14 +34,18 @@ impl FakeOpener {
         let (shared, host) = (Arc::clone(&state), host.map(Path::to_owned));
         let serving = tokio::spawn(async move {
             while let Ok(received) = connection.receive(1).await {
-                let Ok(request) = OpenerRequest::decode(&received.bytes) else { return };
+                let Ok(request) = OpenerRequest::decode(&received.bytes) else {
+                    return;
+                };
                 let path = {
                     let mut state = shared.lock().unwrap();
                     state.asked.push(request.clone());
                     match &request {
                         OpenerRequest::Host => host.clone(),
                         OpenerRequest::Path(path) => Some(path.into()),
-                        OpenerRequest::Candidate { uid, index: 0 } => state.candidates.get(uid.as_str()).cloned(),
+                        OpenerRequest::Candidate { uid, index: 0 } => {
+                            state.candidates.get(uid.as_str()).cloned()
+                        }
                         _ => None,
                     }
                 };
