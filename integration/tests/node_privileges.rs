@@ -184,7 +184,9 @@ fn the_opener_is_not_asked_while_the_plugin_adds_pods() {
     }
     // The executor's self-test asks for a scratch netns (kind 6) now and then; nothing else may be asked for.
     let seen = strace.stop().unwrap();
-    let requests = seen.iter().filter(|line| line.contains("SLO1"));
+    let requests = seen
+        .iter()
+        .filter(|line| line.contains("recvmsg") && line.contains("SLO1"));
     let others: Vec<_> = requests.filter(|line| !line.contains("SLO1\\6")).collect();
     assert!(others.is_empty(), "{others:#?}");
     let scans: Vec<_> = seen
