@@ -36,6 +36,9 @@ pub enum SourceEvent {
     NamespaceApplied(Arc<Namespace>),
     /// The namespace is gone; as it was last seen. Its pods may outlive it.
     NamespaceDeleted(Arc<Namespace>),
+    /// Whether a namespace that was not told may exist all the same, because something cannot be read that was never
+    /// read before. Not so until told.
+    Undetermined(bool),
     /// Something at the source is wrong. It changes no object.
     Problem(Problem),
     /// All problems told of this place are over; those that remain are told again right after.
@@ -78,6 +81,8 @@ pub struct Lookup {
     pub pod: Option<Arc<Pod>>,
     /// `None`: the source knows nothing of the namespace.
     pub namespace: Option<Arc<Namespace>>,
+    /// It may exist all the same ([`SourceEvent::Undetermined`]).
+    pub undetermined: bool,
 }
 
 /// The source cannot be asked.

@@ -66,6 +66,7 @@ impl Fixture {
                 )
             }
             SourceEvent::NamespaceDeleted(namespace) => format!("namespace {} deleted", namespace.name),
+            SourceEvent::Undetermined(undetermined) => format!("undetermined {undetermined}"),
             SourceEvent::Problem(problem) => format!("problem {problem}"),
             SourceEvent::ProblemCleared { place } => format!("cleared {place}"),
         };
@@ -345,6 +346,36 @@ async fn lookup_sees_what_was_not_told_yet() {
     assert_eq!(lookup.namespace.unwrap().labels["l"], "x");
     let missing = fixture.source.lookup("other", "a").await.unwrap();
     assert!(missing.pod.is_none() && missing.namespace.is_none());
+}
+
+#[tokio::test]
+async fn a_file_that_was_never_valid_leaves_unknown_namespaces_undetermined() {
+    let files = [("a.yaml", &*pod("a", "x")), ("ns.yaml", "kind: [\n")];
+    let (mut fixture, told) = Fixture::with(WatchMode::Auto, &files).await;
+    assert_eq!(told[..2], ["undetermined true", "pod shop/a [\"x\"]"]);
+    let lookup = fixture.source.lookup("shop", "a").await.unwrap();
+    assert!(lookup.pod.is_some() && lookup.namespace.is_none() && lookup.undetermined);
+    put(fixture.dir.path(), "ns.yaml", &namespace("shop", "x"));
+    assert_eq!(fixture.next().await, "namespace shop [\"x\"]");
+    assert_eq!(fixture.next().await, "undetermined false");
+    assert_eq!(fixture.next().await, "cleared ns.yaml");
+    // Damaged later, it keeps what it defined.
+    put(fixture.dir.path(), "ns.yaml", "kind: [\n");
+    assert!(fixture.next().await.starts_with("problem ns.yaml"));
+    let lookup = fixture.source.lookup("other", "a").await.unwrap();
+    assert!(!lookup.undetermined);
+}
+
+#[tokio::test]
+async fn a_file_that_is_being_written_for_the_first_time_leaves_a_lookup_undetermined() {
+    let (mut fixture, _) = Fixture::with(WatchMode::Auto, &[("a.yaml", &pod("a", "x"))]).await;
+    let mut file = fs::File::create(fixture.path("ns.yaml")).unwrap();
+    file.write_all(b"apiVersion: v1\n").unwrap();
+    fixture.quiet().await;
+    put(fixture.dir.path(), "b.yaml", &pod("b", "x"));
+    assert_eq!(fixture.next().await, "pod shop/b [\"x\"]");
+    let lookup = fixture.source.lookup("shop", "a").await.unwrap();
+    assert!(lookup.undetermined);
 }
 
 #[tokio::test]

@@ -53,13 +53,14 @@ impl World {
         }
     }
 
-    /// Both pod and namespace are known, or the source was asked and knows no more.
+    /// The pod is known, and its namespace as far as it matters; or the source was asked and has no such namespace.
     fn is_known(&mut self, pod: &mut Pod) -> bool {
-        let Some(object) = pod.object.clone() else {
+        if pod.object.is_none() {
             return false;
-        };
-        let found = pod.pending_add().is_some_and(|add| add.found);
-        found || self.namespaces.contains_key(&object.id.namespace)
+        }
+        let asked = pod.pending_add().is_some_and(|add| add.found);
+        let absent = asked || self.absent.contains(&pod.reference.namespace);
+        !pod.lacks_namespace || (absent && !self.undetermined)
     }
 
     fn look_up(&mut self, pod: &mut Pod) {

@@ -79,6 +79,8 @@ pub enum Event {
     NamespaceApplied(Arc<source::Namespace>),
     /// A namespace is gone.
     NamespaceDeleted(Arc<source::Namespace>),
+    /// Whether namespaces that nobody told of may exist all the same.
+    Undetermined(bool),
     /// The answer to [`Effect::Lookup`].
     LookedUp {
         /// The pod that was asked for.

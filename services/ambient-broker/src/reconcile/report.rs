@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use sluice_proto::ambient::Desired;
+use sluice_proto::id::Namespace;
 
 use super::event::{Effect, Level, PodReport, Standing};
 use super::pod::{Answer, Offer, Pod};
@@ -37,6 +38,9 @@ impl World {
     /// Every selected pod that has not ended is exactly one of pending, enrolled and broken.
     fn standing(&self, pod: &Pod) -> (Standing, &'static str) {
         let Some(options) = pod.wanted() else {
+            if pod.is_undecided() && !pod.ended() {
+                return (Standing::Pending, "namespace-undetermined");
+            }
             let redirected = pod.usable().is_some_and(|current| !current.is_clean());
             let leaving = redirected && pod.object.is_some() && !pod.ended();
             return if leaving || pod.offer != Offer::Off {
@@ -100,7 +104,8 @@ impl World {
     fn report(pod: &Pod, standing: Standing, reason: &'static str) -> PodReport {
         let mut verdict = match (&pod.object, &pod.decision) {
             (Some(_), Some(decision)) => decision.text.clone(),
-            _ => "the source knows no such pod".to_owned(),
+            (Some(_), None) => undetermined(&pod.reference.namespace),
+            (None, _) => "the source knows no such pod".to_owned(),
         };
         if let Some(object) = &pod.object
             && object.phase.is_terminal()
@@ -132,4 +137,9 @@ impl World {
             retries: pod.backoff.attempts(),
         }
     }
+}
+
+/// Why nothing can be decided about a pod of this namespace.
+pub(super) fn undetermined(namespace: &Namespace) -> String {
+    format!("nothing is known of namespace {namespace}, and something of the source was never readable")
 }

@@ -4,6 +4,7 @@ mod adds;
 mod lost;
 mod peers;
 mod running;
+mod undetermined;
 
 use std::net::IpAddr;
 use std::sync::Arc;

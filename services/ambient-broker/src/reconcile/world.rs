@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use sluice_proto::ambient::AmbientOptions;
 use sluice_proto::id::{InterfaceName, Namespace, PodRef};
 use sluice_proto::paths::DEADLINES;
-use sluice_selection::{Overrides, SelectionConfig};
+use sluice_selection::{Overrides, Reason, SelectionConfig};
 
 use super::backoff::{Backoff, Jitter};
 use super::event::{ConnectionId, Effect, Epoch, Level, ProbeEntry, SandboxId};
@@ -146,6 +146,10 @@ pub(super) struct World {
     pub(super) settings: Settings,
     pub(super) selection: SelectionConfig,
     pub(super) namespaces: HashMap<Namespace, Arc<source::Namespace>>,
+    /// A namespace that is not known may exist all the same.
+    pub(super) undetermined: bool,
+    /// The source was asked for these since it last told of a namespace, and has none.
+    pub(super) absent: HashSet<Namespace>,
     pub(super) synced: bool,
     pub(super) link: Link,
     /// When the executor's first list was complete.
@@ -167,6 +171,8 @@ impl World {
             settings,
             selection,
             namespaces: HashMap::new(),
+            undetermined: false,
+            absent: HashSet::new(),
             synced: false,
             link: Link::Down,
             listed: None,
@@ -215,6 +221,11 @@ impl World {
             &view,
             namespace.as_ref().map(|namespace| namespace.view()),
         );
+        pod.lacks_namespace = namespace.is_none() && self.depends_on_namespace(&object, &verdict.reason);
+        if pod.lacks_namespace && self.undetermined {
+            // What was decided before stays; a pod that was never decided keeps what it has.
+            return;
+        }
         let options = verdict.is_in().then(|| {
             let overrides = Overrides::<InterfaceName>::parse(&object.annotations);
             let options = AmbientOptions {
@@ -237,6 +248,23 @@ impl World {
         if news && !warnings.is_empty() {
             let details: Vec<_> = warnings.iter().map(ToString::to_string).collect();
             self.log(pod, Level::Warn, "annotation ignored", details.join("; "));
+        }
+    }
+
+    /// The labels of the pod's namespace could make a difference.
+    fn depends_on_namespace(&self, object: &source::Pod, reason: &Reason) -> bool {
+        let entries = &self.selection.enablement_selectors;
+        match reason {
+            Reason::ExcludedNamespace { .. }
+            | Reason::HostNetwork
+            | Reason::Sidecar
+            | Reason::Terminal { .. } => false,
+            Reason::Selected { entry, .. } => entries
+                .get(*entry)
+                .is_none_or(|entry| !entry.namespace_selector.is_empty()),
+            Reason::OptedOut { .. } | Reason::NotSelected { .. } => entries
+                .iter()
+                .any(|entry| entry.pod_selector.matches(&object.labels)),
         }
     }
 

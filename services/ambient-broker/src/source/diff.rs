@@ -12,6 +12,8 @@ pub(super) struct View {
     pods: BTreeMap<(String, String), Arc<Pod>>,
     namespaces: BTreeMap<String, Arc<Namespace>>,
     problems: BTreeMap<String, Vec<Problem>>,
+    /// A file was never valid: it may define anything.
+    pub(super) undetermined: bool,
 }
 
 impl View {
@@ -66,9 +68,13 @@ impl View {
         self.namespaces.get(name).cloned()
     }
 
-    /// The events that lead from `self` to `new`. Namespaces are there before their pods and go after them.
+    /// The events that lead from `self` to `new`. Namespaces are there before their pods and go after them; whether
+    /// unknown ones may exist is told so that no absence is believed in between.
     pub(super) fn changes(&self, new: &Self) -> Vec<SourceEvent> {
         let mut events = Vec::new();
+        if new.undetermined && !self.undetermined {
+            events.push(SourceEvent::Undetermined(true));
+        }
         let applied = new
             .namespaces
             .iter()
@@ -87,6 +93,9 @@ impl View {
             .iter()
             .filter(|(key, _)| !new.namespaces.contains_key(*key));
         events.extend(deleted.map(|(_, namespace)| SourceEvent::NamespaceDeleted(Arc::clone(namespace))));
+        if self.undetermined && !new.undetermined {
+            events.push(SourceEvent::Undetermined(false));
+        }
         for place in self.problems.keys() {
             if self.problems.get(place) != new.problems.get(place) {
                 events.push(SourceEvent::ProblemCleared { place: place.clone() });

@@ -1,7 +1,8 @@
 //! Pods and namespaces from a directory of ordinary manifests, as the kubelet takes static pods.
 //!
 //! Every `*.yaml`, `*.yml` and `*.json` file in the directory itself (not below, not hidden) holds Pods, Namespaces or
-//! Lists of them. A pod whose namespace has no manifest is decided as if its namespace had no labels. All pods of the
+//! Lists of them. A pod whose namespace has no manifest is decided as if its namespace had no labels, unless there is a
+//! file that was never valid: it may be the namespace's. All pods of the
 //! directory count as this node's, whatever their `spec.nodeName`.
 //!
 //! A file that is renamed into place is read at once; one that is written in place when its writer closes it. A bad file
@@ -85,13 +86,18 @@ impl PodSource for ManifestDirectory {
                 });
                 let path = files.directory().display().to_string();
                 scanned
-                    .map(|()| files.view())
+                    .map(|()| {
+                        let mut view = files.view();
+                        view.undetermined |= files.is_being_written();
+                        view
+                    })
                     .map_err(|source| SourceError::Directory { path, source })
             });
             let view = view.await.map_err(|_| SourceError::Stopped)??;
             Ok(Lookup {
                 pod: view.pod(namespace, name),
                 namespace: view.namespace(namespace),
+                undetermined: view.undetermined,
             })
         })
     }

@@ -44,6 +44,8 @@ struct File {
     unsettled: Option<Stamp>,
     /// As of the last time the file was valid.
     objects: Vec<Object>,
+    /// It was valid once: what it defines is known.
+    known: bool,
     problems: Vec<Problem>,
 }
 
@@ -111,7 +113,8 @@ impl Files {
                 continue;
             }
             let path = self.directory.join(&name);
-            if scope.only_touched && std::fs::symlink_metadata(&path).is_err() {
+            let unheard = scope.only_touched || !self.by_name.contains_key(&name);
+            if unheard && std::fs::symlink_metadata(&path).is_err() {
                 self.by_name.remove(&name);
                 continue;
             }
@@ -132,11 +135,18 @@ impl Files {
             for problem in &file.problems {
                 view.report(problem.clone());
             }
+            view.undetermined |= !file.known && !file.problems.is_empty();
         }
         if let Some(problem) = &self.problem {
             view.report(problem.clone());
         }
         view
+    }
+
+    /// Somebody is writing a file that was never whole.
+    pub(super) fn is_being_written(&self) -> bool {
+        let known = |name| self.by_name.get(name).is_some_and(|file| file.known);
+        self.busy.iter().any(|name| !known(name))
     }
 
     pub(super) fn directory_problem(&self, message: String) -> Problem {
@@ -190,6 +200,7 @@ impl File {
         match manifest::parse(&text, &path.display().to_string(), json) {
             Ok(objects) => {
                 self.objects = objects;
+                self.known = true;
                 self.problems.clear();
             }
             Err(problems) => self.problems = problems,

@@ -109,7 +109,7 @@ fn a_lookup_that_finds_another_uid_does_not_count() {
         pod: sandbox.pod.clone(),
         found: Ok(source::Lookup {
             pod: Some(Arc::new(older)),
-            namespace: None,
+            ..source::Lookup::default()
         }),
     });
     assert!(verdicts(&bench.take()).is_empty());
