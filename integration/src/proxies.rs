@@ -3,10 +3,36 @@
 use std::time::Duration;
 
 use sluice_testkit::netns::Netns;
+use sluice_testkit::pod::Pod;
 use sluice_testkit::process::{Process, Spawn};
 use sluice_testkit::standin::{Behaviour, Control};
+use sluice_testkit::wait::poll_true;
 
-use crate::mesh::Mesh;
+use crate::mesh::{Mesh, MeshOptions};
+use crate::scene::PATIENCE;
+
+/// A node that no proxy has connected to yet, with namespace `default` in the mesh.
+pub fn node_without_proxy() -> anyhow::Result<Mesh> {
+    let mesh = Mesh::start_with(MeshOptions {
+        without_proxy: true,
+        ..MeshOptions::default()
+    })?;
+    mesh.manifests.namespace("default", "ambient")?;
+    Ok(mesh)
+}
+
+/// Waits until a proxy was sent a message of `kind` (`add`, `keep`, `del`) about a pod.
+pub fn wait_told(control: &Control, kind: &str, pod: &Pod) -> anyhow::Result<()> {
+    let told = || {
+        control.report().is_ok_and(|report| {
+            report
+                .messages
+                .iter()
+                .any(|m| m.kind == kind && m.uid == pod.uid())
+        })
+    };
+    Ok(poll_true(&format!("{kind} of {}", pod.name()), PATIENCE, told)?)
+}
 
 /// A stand-in that only answers ZDS messages and opens nothing inside the pods.
 #[derive(Debug)]

@@ -38,10 +38,10 @@ type Program = fn(&Netns);
 const VARIANTS: [(&str, Program); 3] = [
     ("nft", |netns| program_nft(netns).unwrap()),
     ("iptables-nft", |netns| {
-        program_iptables(netns, Iptables::Nft, true).unwrap()
+        program_iptables(netns, Iptables::Nft, true).unwrap();
     }),
     ("iptables-legacy", |netns| {
-        program_iptables(netns, Iptables::Legacy, true).unwrap()
+        program_iptables(netns, Iptables::Legacy, true).unwrap();
     }),
 ];
 
@@ -179,7 +179,9 @@ fn host_rules_of_an_earlier_agent_are_taken_over_and_those_of_others_stay() {
                     saved()
                 );
                 poll_true("it is logged", PATIENCE, || {
-                    mesh.executor.log_text().contains("203.0.113.7")
+                    let log = mesh.executor.log_text();
+                    log.lines()
+                        .any(|line| line.contains("foreign rule") && line.contains("ISTIO_POSTRT"))
                 })
                 .unwrap();
             } else {

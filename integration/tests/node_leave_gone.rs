@@ -88,15 +88,8 @@ fn what_the_runtime_no_longer_lists_is_let_go() {
 fn a_pod_whose_interface_vanishes_is_let_go() {
     let mesh = node();
     is_let_go(&mesh, |pod, _| {
-        drop(
-            text(
-                mesh.node().place(),
-                "ip",
-                &["link", "del", pod.host_ifname()],
-                b"",
-            )
-            .unwrap(),
-        )
+        let link = ["link", "del", pod.host_ifname()];
+        text(mesh.node().place(), "ip", &link, b"").unwrap();
     });
 }
 

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use sluice_integration::add_client::{AddClient, attachment};
 use sluice_integration::manifests::PodOptions;
-use sluice_integration::mesh::{Mesh, MeshOptions};
-use sluice_integration::proxies::Handoff;
-use sluice_integration::raw_ztunnel::{Kind, RawZtunnel};
-use sluice_integration::scene::{APP_PORT, PATIENCE, mesh_pod};
+use sluice_integration::mesh::Mesh;
+use sluice_integration::proxies::{Handoff, node_without_proxy, wait_told};
+use sluice_integration::raw_ztunnel::RawZtunnel;
+use sluice_integration::scene::{PATIENCE, mesh_pod};
 use sluice_proto::pb::cni::add_response::Outcome;
 use sluice_proto::pb::types::Attachment;
 use sluice_proto::pb::workload::PodState;
@@ -18,19 +18,7 @@ use sluice_testkit::netns::{Netns, Place};
 use sluice_testkit::pod::Pod;
 use sluice_testkit::process::text;
 use sluice_testkit::standin::{Behaviour, Control};
-use sluice_testkit::traffic::client::fetch;
-use sluice_testkit::traffic::server::EchoServer;
 use sluice_testkit::wait::poll_true;
-
-fn node_without_proxy() -> Mesh {
-    let mesh = Mesh::start_with(MeshOptions {
-        without_proxy: true,
-        ..MeshOptions::default()
-    })
-    .unwrap();
-    mesh.manifests.namespace("default", "ambient").unwrap();
-    mesh
-}
 
 /// Established connections of the ZDS socket as `ss` sees them. The server's end of a Unix connection belongs to the
 /// netns of the client.
@@ -73,24 +61,6 @@ fn settles_at(mesh: &Mesh, clients: &[&Handoff]) {
     });
 }
 
-fn uids(control: &Control, kind: &str) -> Vec<String> {
-    control
-        .report()
-        .unwrap()
-        .messages
-        .into_iter()
-        .filter(|m| m.kind == kind)
-        .map(|m| m.uid)
-        .collect()
-}
-
-fn was_told(control: &Control, kind: &str, pod: &Pod) {
-    poll_true(&format!("{kind} of {}", pod.name()), PATIENCE, || {
-        uids(control, kind).iter().any(|uid| uid == pod.uid())
-    })
-    .unwrap();
-}
-
 fn leave(mesh: &Mesh, pod: &Pod) {
     mesh.del(pod).unwrap().ok().unwrap();
     mesh.manifests.delete_pod(pod).unwrap();
@@ -98,7 +68,7 @@ fn leave(mesh: &Mesh, pod: &Pod) {
 
 #[test]
 fn connections_are_counted_as_the_kernel_has_them_in_any_order_of_coming_and_going() {
-    let mesh = node_without_proxy();
+    let mesh = node_without_proxy().unwrap();
     let sequences: [&[&str]; 3] = [
         &["+1", "+2", "-1", "-2"],
         &["+1", "+2", "-2", "-1"],
@@ -131,17 +101,17 @@ fn connections_are_counted_as_the_kernel_has_them_in_any_order_of_coming_and_goi
     let last = Handoff::ready(&mesh, "last").unwrap();
     settles_at(&mesh, &[&last]);
     let pod = mesh_pod(&mesh, "after-all").unwrap();
-    was_told(&last.control, "add", &pod);
+    wait_told(&last.control, "add", &pod).unwrap();
 }
 
 #[test]
 fn a_connection_that_cannot_serve_gets_no_add_while_an_older_one_can() {
-    let mesh = node_without_proxy();
+    let mesh = node_without_proxy().unwrap();
     let first = Handoff::ready(&mesh, "first").unwrap();
     let serves = |name: &str| {
         let started = Instant::now();
         let pod = mesh_pod(&mesh, name).unwrap();
-        was_told(&first.control, "add", &pod);
+        wait_told(&first.control, "add", &pod).unwrap();
         // Below the 4 s that an unanswered message costs.
         assert!(
             started.elapsed() < Duration::from_secs(4),
@@ -169,13 +139,13 @@ fn a_connection_that_cannot_serve_gets_no_add_while_an_older_one_can() {
     }
     let second = Handoff::ready(&mesh, "second").unwrap();
     let pod = mesh_pod(&mesh, "to-the-second").unwrap();
-    was_told(&second.control, "add", &pod);
+    wait_told(&second.control, "add", &pod).unwrap();
     leave(&mesh, &pod);
     for proxy in [&first, &second] {
         let held = |control: &Control| control.counts().unwrap().workloads.contains_key(pod.uid());
         poll_true("nobody holds the pod", PATIENCE, || !held(&proxy.control)).unwrap();
     }
-    was_told(&second.control, "del", &pod);
+    wait_told(&second.control, "del", &pod).unwrap();
 }
 
 #[test]
@@ -253,7 +223,7 @@ fn a_pod_that_has_ended_is_deleted_at_the_proxy_even_without_its_netns() {
                 },
             )
             .unwrap();
-        was_told(&mesh.control(), "del", &pod);
+        wait_told(&mesh.control(), "del", &pod).unwrap();
         let other = mesh_pod(&mesh, &format!("{name}-2")).unwrap();
         let status = PodOptions {
             phase: phase.into(),
@@ -263,7 +233,12 @@ fn a_pod_that_has_ended_is_deleted_at_the_proxy_even_without_its_netns() {
         mesh.manifests.pod(&other, &status).unwrap();
         other.delete().unwrap();
         poll_true("del without a netns", PATIENCE, || {
-            uids(&mesh.control(), "del").contains(&uid)
+            mesh.control()
+                .report()
+                .unwrap()
+                .messages
+                .iter()
+                .any(|m| m.kind == "del" && m.uid == uid)
         })
         .unwrap();
     }
@@ -273,7 +248,7 @@ fn a_pod_that_has_ended_is_deleted_at_the_proxy_even_without_its_netns() {
 fn deletes_end_in_time_while_a_proxy_keeps_reconnecting() {
     const DELETES: usize = 1000;
     const WORKERS: usize = 8;
-    let mesh = node_without_proxy();
+    let mesh = node_without_proxy().unwrap();
     let steady = Handoff::ready(&mesh, "steady").unwrap();
     let pods: Vec<Pod> = (0..WORKERS)
         .map(|n| mesh.node().pod(&format!("pod-{n}")).create().unwrap())
@@ -308,7 +283,7 @@ fn deletes_end_in_time_while_a_proxy_keeps_reconnecting() {
         .unwrap();
     settles_at(&mesh, &[&steady]);
     let pod = mesh_pod(&mesh, "after-all").unwrap();
-    was_told(&steady.control, "add", &pod);
+    wait_told(&steady.control, "add", &pod).unwrap();
 }
 
 /// A pod is added and deleted so many times, as a sandbox of its own each time; gives the longest wait.
@@ -349,136 +324,5 @@ fn reconnect(mesh: &Mesh, stop: &AtomicBool) {
         {
             let _ = peer.ack();
         }
-    }
-}
-
-#[test]
-fn a_late_answer_is_never_taken_for_that_of_the_next_message() {
-    let mesh = node_without_proxy();
-    let peer = RawZtunnel::connect(&mesh.run.zds_socket()).unwrap();
-    peer.hello(1).unwrap();
-    assert_eq!(peer.receive(PATIENCE).unwrap().unwrap().0, Kind::SnapshotSent);
-    peer.ack().unwrap();
-    let (late, next) = (
-        mesh.node().pod("late").create().unwrap(),
-        mesh.node().pod("next").create().unwrap(),
-    );
-    for pod in [&late, &next] {
-        mesh.manifests.pod(pod, &PodOptions::default()).unwrap();
-    }
-    std::thread::scope(|scope| {
-        let adding = scope.spawn(|| mesh.add(&late).unwrap());
-        let (kind, _) = peer.receive(PATIENCE).unwrap().unwrap();
-        let sent = Instant::now();
-        assert_eq!(kind, Kind::Add);
-        // 7 s are longer than the deadline of 4 s: the connection is closed by then.
-        let closed = loop {
-            match peer.receive(Duration::from_secs(7)).unwrap() {
-                None => break sent.elapsed(),
-                Some(more) => panic!("sent although an answer was due: {more:?}"),
-            }
-        };
-        assert!(
-            (Duration::from_secs(3)..Duration::from_secs(7)).contains(&closed),
-            "closed after {closed:?}"
-        );
-        assert!(peer.ack().is_err(), "a late answer was still taken");
-        let outcome = adding.join().unwrap();
-        assert!(!outcome.succeeded(), "an ADD without an answer passed");
-    });
-    let good = Handoff::ready(&mesh, "good").unwrap();
-    mesh.add(&next).unwrap().ok().unwrap();
-    was_told(&good.control, "add", &next);
-}
-
-#[test]
-fn another_protocol_version_is_refused_and_said_once() {
-    let mesh = node_without_proxy();
-    for version in [0, 99] {
-        for _ in 0..5 {
-            let peer = RawZtunnel::connect(&mesh.run.zds_socket()).unwrap();
-            peer.hello(version).unwrap();
-            assert!(
-                peer.receive(PATIENCE).unwrap().is_none(),
-                "version {version} was served"
-            );
-        }
-        let log = mesh.broker.log_text();
-        let said = log
-            .lines()
-            .filter(|line| line.contains("version") && line.contains(&version.to_string()))
-            .count();
-        assert!(said >= 1, "nothing in the log about version {version}:\n{log}");
-        assert!(said <= 2, "said {said} times");
-    }
-    settles_at(&mesh, &[]);
-    let good = Handoff::ready(&mesh, "good").unwrap();
-    let pod = mesh_pod(&mesh, "pod").unwrap();
-    was_told(&good.control, "add", &pod);
-}
-
-#[test]
-fn pods_added_before_any_proxy_are_each_given_once() {
-    const PODS: usize = 20;
-    let mut mesh = node_without_proxy();
-    let pods: Vec<Pod> = (0..PODS)
-        .map(|n| mesh.node().pod(&format!("early-{n}")).create().unwrap())
-        .collect();
-    for pod in &pods {
-        mesh.manifests.pod(pod, &PodOptions::default()).unwrap();
-    }
-    let chain = &mesh.chain().unwrap();
-    std::thread::scope(|scope| {
-        let adding: Vec<_> = pods
-            .iter()
-            .map(|pod| scope.spawn(move || chain.add(&pod.into(), Some(&pod.prev_result("1.0.0")))))
-            .collect();
-        poll_true("all are pending", PATIENCE, || {
-            mesh.pods()
-                .is_ok_and(|known| known.iter().filter(|p| p.state() == PodState::Pending).count() == PODS)
-        })
-        .unwrap();
-        mesh.start_proxy().unwrap();
-        for added in adding {
-            added.join().unwrap().unwrap().ok().unwrap();
-        }
-    });
-    let report = mesh.control().report().unwrap();
-    let app = EchoServer::start(pods[0].netns(), APP_PORT).unwrap();
-    for pod in &pods {
-        mesh.wait_state(pod, PodState::Enrolled, PATIENCE).unwrap();
-        for connection in 1..=report.connections {
-            let adds = report
-                .messages
-                .iter()
-                .filter(|m| m.kind == "add" && m.uid == pod.uid() && m.connection == connection)
-                .count();
-            assert_eq!(adds, 1, "{} on connection {connection}", pod.name());
-        }
-        if pod.uid() != pods[0].uid() {
-            fetch(pod.netns(), (pods[0].ip(), app.port()).into(), PATIENCE).unwrap();
-        }
-    }
-    let log = mesh.broker.log_text();
-    for pod in &pods {
-        let lines = log
-            .lines()
-            .filter(|line| (line.contains("WARN") || line.contains("ERROR")) && line.contains(pod.uid()))
-            .count();
-        assert!(lines <= 1, "{lines} lines about {}", pod.name());
-    }
-}
-
-#[test]
-fn a_socket_that_nobody_ever_connected_to_is_described() {
-    let mesh = node_without_proxy();
-    let described = mesh.node_status().unwrap().zds_socket;
-    for part in [
-        mesh.run.zds_socket().display().to_string().as_str(),
-        "660",
-        "64807",
-        "ever",
-    ] {
-        assert!(described.contains(part), "{part:?} is not in {described:?}");
     }
 }
