@@ -5,6 +5,7 @@
 mod convert;
 mod descriptors;
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -15,9 +16,10 @@ use sluice_proto::id::{PodRef, PodUid};
 use sluice_proto::paths::RunDir;
 use sluice_proto::pb::executor::netns_executor_client::NetnsExecutorClient;
 use sluice_proto::pb::executor::{
-    AdoptRequest, CompleteRequest, Feature, InspectRequest, InspectResponse, NodeStatusRequest,
-    NodeStatusResponse, PreflightRequest, ProbeAddress, ProgramRequest, SyncProbeSetRequest, WatchRequest,
-    adopt_response, complete_request, complete_response, program_response, sandbox_event,
+    AdoptRequest, CompleteRequest, Feature, InspectRequest, InspectResponse, MissingHandoff,
+    NodeStatusRequest, NodeStatusResponse, PreflightRequest, ProbeAddress, ProgramRequest,
+    SyncHandoffsRequest, SyncProbeSetRequest, WatchRequest, adopt_response, complete_request,
+    complete_response, program_response, sandbox_event,
 };
 use sluice_proto::pb::types;
 use sluice_proto::sandbox::{Failure, NetnsIdentity};
@@ -316,6 +318,20 @@ impl Executor {
         };
         let response = call(stage, CALL, client.sync_probe_set(request)).await?;
         response.failed.map_or(Ok(()), |failure| Err(failure.into()))
+    }
+
+    /// Tells which mesh pods no proxy has.
+    pub async fn sync_handoffs(&self, missing: &BTreeMap<PodUid, Failure>) -> Result<(), Failure> {
+        let stage = "sync handoffs";
+        let mut client = self.client(stage)?;
+        let missing = missing.iter().map(|(pod, failure)| MissingHandoff {
+            pod_uid: pod.to_string(),
+            failure: Some(failure.into()),
+        });
+        let request = SyncHandoffsRequest {
+            missing: missing.collect(),
+        };
+        call(stage, CALL, client.sync_handoffs(request)).await.map(drop)
     }
 
     /// Which kernel features are there.

@@ -3,6 +3,7 @@ mod compat;
 pub mod config;
 pub mod driver;
 pub mod executor;
+mod handoff;
 pub mod health;
 mod http;
 pub mod metrics;

@@ -7,7 +7,7 @@ use sluice_proto::id::{PodRef, PodUid};
 use sluice_proto::pb::executor::SnapshotDone;
 use sluice_proto::pb::types;
 use sluice_proto::pb::workload::{Pod, PodEvent, PodState, StageTiming, pod_event};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use crate::reconcile::event::{PodReport, Standing};
 
@@ -18,6 +18,7 @@ const BACKLOG: usize = 1024;
 #[derive(Debug, Clone, Default)]
 pub struct Registry {
     shared: Arc<Mutex<Shared>>,
+    changed: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
@@ -47,6 +48,7 @@ impl Registry {
             shared.reports.remove(&pod.uid);
             Some(pod_event::Event::Gone(pod.into()))
         };
+        self.changed.notify_one();
         if let Some(event) = event {
             let event = PodEvent { event: Some(event) };
             shared
@@ -66,6 +68,11 @@ impl Registry {
             listed: false,
             changes,
         }
+    }
+
+    /// Waits until a report has changed since the last call. For one caller.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
     }
 
     /// One pod's report.

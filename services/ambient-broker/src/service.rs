@@ -21,6 +21,7 @@ use tonic::transport::server::Server;
 use crate::compat::Compatibility;
 use crate::driver::{Beat, Driver, Parts, Query};
 use crate::executor::Executor;
+use crate::handoff;
 use crate::health::Health;
 use crate::http::{Handler, Monitoring, serve_connection};
 use crate::metrics::Metrics;
@@ -118,6 +119,7 @@ pub async fn run(
         beat,
     };
     let servers = servers(&parts, &events, &queries, &health);
+    let handoffs = handoff::tell(parts.registry.clone(), executor.clone(), stop.clone());
     let feeding = Feed {
         source,
         events: events.clone(),
@@ -134,6 +136,7 @@ pub async fn run(
     let (ready, metrics) = (feeding.health.clone(), feeding.metrics.clone());
     let driver = Driver::new(config.settings, config.selection, parts, events, inbox, questions);
     tasks.spawn(driver.run(end.clone()));
+    tasks.spawn(handoffs);
     tasks.spawn(time_until_ready(ready, metrics, stop.clone()));
     tasks.spawn(zds.serve(listeners.zds, stop.clone(), end.clone()));
     serve_unix(listeners.http, servers.monitoring.clone(), &tasks, &stop);

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sluice_proto::paths::Deadlines;
 
+use crate::handoff::Handoffs;
 use crate::hub::Hub;
 use crate::kernel::Kernel;
 use crate::metrics::Metrics;
@@ -56,6 +57,8 @@ pub struct Node {
     pub table: Table,
     /// The host's address sets.
     pub probes: ProbeSet,
+    /// Pods that no proxy has.
+    pub handoffs: Handoffs,
     /// The opener.
     pub opener: OpenerClient,
     /// Counters.
@@ -88,6 +91,7 @@ impl Node {
             hub: Arc::default(),
             table,
             probes: ProbeSet::new(owners, reaper.clone()),
+            handoffs: Handoffs::default(),
             opener: OpenerClient::default(),
             metrics: Metrics::default(),
             reaper,

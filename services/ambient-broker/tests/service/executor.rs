@@ -277,6 +277,13 @@ impl NetnsExecutor for FakeExecutor {
         Ok(Response::new(SyncProbeSetResponse::default()))
     }
 
+    async fn sync_handoffs(
+        &self,
+        _: Request<SyncHandoffsRequest>,
+    ) -> Result<Response<SyncHandoffsResponse>, Status> {
+        Ok(Response::new(SyncHandoffsResponse {}))
+    }
+
     async fn preflight(&self, _: Request<PreflightRequest>) -> Result<Response<PreflightResponse>, Status> {
         Ok(Response::new(PreflightResponse::default()))
     }

@@ -122,7 +122,9 @@ impl CniService for Cni {
             Some(handle) => {
                 let (reply, failures) = oneshot::channel();
                 handle.send(Message::Check(reply));
-                failures.await.unwrap_or_else(|_| gone())
+                let mut failures = failures.await.unwrap_or_else(|_| gone());
+                failures.extend(self.node.handoffs.missing(&handle.pod.uid));
+                failures
             }
             None => gone(),
         };

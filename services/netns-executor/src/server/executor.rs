@@ -11,9 +11,10 @@ use sluice_proto::opener::OpenerRequest;
 use sluice_proto::pb::executor::netns_executor_server::NetnsExecutor;
 use sluice_proto::pb::executor::{
     self, AdoptRequest, AdoptResponse, CompleteRequest, CompleteResponse, InspectRequest, InspectResponse,
-    NodeStatusRequest, NodeStatusResponse, PreflightRequest, PreflightResponse, ProbeAddress, ProgramRequest,
-    ProgramResponse, SyncProbeSetRequest, SyncProbeSetResponse, WatchRequest, adopt_response,
-    complete_request, complete_response, program_response,
+    MissingHandoff, NodeStatusRequest, NodeStatusResponse, PreflightRequest, PreflightResponse, ProbeAddress,
+    ProgramRequest, ProgramResponse, SyncHandoffsRequest, SyncHandoffsResponse, SyncProbeSetRequest,
+    SyncProbeSetResponse, WatchRequest, adopt_response, complete_request, complete_response,
+    program_response,
 };
 use sluice_proto::pb::types::Mode;
 use sluice_proto::sandbox::{Failure, InvalidMessage, parse_addresses};
@@ -216,6 +217,22 @@ impl NetnsExecutor for Executor {
             },
         };
         Ok(Response::new(response))
+    }
+
+    async fn sync_handoffs(
+        &self,
+        request: Request<SyncHandoffsRequest>,
+    ) -> Result<Response<SyncHandoffsResponse>, Status> {
+        let parse = |missing: MissingHandoff| {
+            let pod = PodUid::parse(missing.pod_uid).map_err(invalid)?;
+            let failure = missing.failure.ok_or(InvalidMessage::Missing("failure"));
+            Ok((pod, failure.map_err(invalid)?.into()))
+        };
+        let missing = request.into_inner().missing.into_iter().map(parse);
+        self.node
+            .handoffs
+            .replace(missing.collect::<Result<_, Status>>()?);
+        Ok(Response::new(SyncHandoffsResponse {}))
     }
 
     async fn preflight(
