@@ -47,10 +47,11 @@ pub async fn watch_pods(node: Arc<Node>) {
 async fn moved(handles: Vec<Handle>) -> Vec<Handle> {
     let looked = pool::run("compare generation ids", move || {
         let moved = |handle: &Handle| {
+            // Whoever is at work there leaves it right, or the next pass sees it.
             handle
                 .slot
-                .with("read generation id", |netns| netns.moved())
-                .unwrap_or(true)
+                .try_with("read generation id", |netns| netns.moved())
+                .is_some_and(|moved| moved.unwrap_or(true))
         };
         Ok(handles.into_iter().filter(moved).collect())
     });
@@ -112,8 +113,8 @@ pub async fn watch_interfaces(node: Arc<Node>) {
                 let name = &handle.attachment.ifname;
                 handle
                     .slot
-                    .with("look for interface", |netns| netns.has_interface(name))
-                    .is_ok_and(|there| !there)
+                    .try_with("look for interface", |netns| netns.has_interface(name))
+                    .is_some_and(|there| there.is_ok_and(|there| !there))
             };
             Ok(polled.into_iter().filter(gone).collect::<Vec<_>>())
         });

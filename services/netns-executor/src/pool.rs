@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use sluice_proto::code::ErrorCode;
 use sluice_proto::sandbox::Failure;
 
-/// Two calls at a time; more only fight for the same cores.
-pub const THREADS: usize = 2;
+/// Two calls at a time, and one that hangs; more only fight for the same cores.
+pub const THREADS: usize = 3;
 /// A call that takes longer than this makes the health probe fail.
 pub const STUCK: Duration = Duration::from_secs(10);
 /// Name of this process in failures.
