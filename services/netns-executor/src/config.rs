@@ -85,6 +85,7 @@ impl From<&Arguments> for Config {
                 drift: Duration::from_millis(arguments.drift_interval_ms),
                 full_drift: Duration::from_millis(arguments.full_drift_interval_ms),
                 recovery: Duration::from_millis(arguments.recovery_interval_ms),
+                give_up: Duration::from_mins(1),
             },
             run,
         }

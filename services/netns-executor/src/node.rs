@@ -32,6 +32,9 @@ pub struct Settings {
     pub full_drift: Duration,
     /// How often unreachable sandboxes are looked for.
     pub recovery: Duration,
+    /// After so long in vain a namespace that is nowhere is given up. A runtime may take its time to bring it back
+    /// after a restart; the broker can have a pod that still runs looked for again.
+    pub give_up: Duration,
 }
 
 /// The executor cannot start.

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::Duration;
 
 use sluice_proto::ambient::Desired;
@@ -89,6 +89,8 @@ pub enum Reason {
     Cancelled,
     /// Another sandbox took its place.
     Replaced,
+    /// Its namespace is nowhere to be found.
+    NetnsGone,
 }
 
 impl Reason {
@@ -100,6 +102,7 @@ impl Reason {
             Self::InterfaceGone => "interface-gone",
             Self::Cancelled => "cancelled",
             Self::Replaced => "replaced",
+            Self::NetnsGone => "netns-gone",
         }
     }
 }
@@ -146,7 +149,11 @@ pub(crate) enum Message {
         reply: oneshot::Sender<Result<(), Failure>>,
     },
     /// The namespace was looked for and not found.
-    NotFound(Failure),
+    NotFound {
+        failure: Failure,
+        /// Every place was looked at, and it is in none.
+        vanished: bool,
+    },
     /// The netns descriptor.
     Descriptor {
         generation: u64,
@@ -170,6 +177,8 @@ pub(crate) struct Slot {
     watched: AtomicBool,
     /// No link notifications come: the interface must be polled.
     poll_links: AtomicBool,
+    /// Another sandbox may have the namespace now.
+    closed: AtomicBool,
 }
 
 impl std::fmt::Debug for Slot {
@@ -179,6 +188,50 @@ impl std::fmt::Debug for Slot {
 }
 
 impl Slot {
+    pub(crate) fn of(netns: Box<dyn Netns>) -> Self {
+        Self {
+            netns: Mutex::new(Some(netns)),
+            ..Self::default()
+        }
+    }
+
+    /// Blocking, but does not wait for somebody else who uses the namespace; None then.
+    pub(crate) fn try_with<T>(
+        &self,
+        stage: &'static str,
+        work: impl FnOnce(&mut dyn Netns) -> Result<T, Failure>,
+    ) -> Option<Result<T, Failure>> {
+        let mut netns = match self.netns.try_lock() {
+            Ok(netns) => netns,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(self.use_it(netns.as_mut(), stage, work))
+    }
+
+    fn use_it<T>(
+        &self,
+        netns: Option<&mut Box<dyn Netns>>,
+        stage: &'static str,
+        work: impl FnOnce(&mut dyn Netns) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        match netns {
+            Some(_) if self.closed.load(Ordering::Acquire) => Err(Failure::new(
+                ErrorCode::TooLate,
+                COMPONENT,
+                stage,
+                "another sandbox has taken the namespace over",
+            )),
+            Some(netns) => work(netns.as_mut()),
+            None => Err(not_at_hand(stage)),
+        }
+    }
+
+    /// Lets nothing more begin.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
     /// Blocking: uses the namespace.
     pub(crate) fn with<T>(
         &self,
@@ -188,15 +241,7 @@ impl Slot {
         // A panic in the middle of a netlink exchange leaves a socket whose next answer may be an old one; the
         // sequence numbers tell.
         let mut netns = self.netns.lock().unwrap_or_else(PoisonError::into_inner);
-        match netns.as_mut() {
-            Some(netns) => work(netns.as_mut()),
-            None => Err(not_at_hand(stage)),
-        }
-    }
-
-    pub(crate) fn replace(&self, netns: Option<Box<dyn Netns>>) -> Option<Box<dyn Netns>> {
-        let mut held = self.netns.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::replace(&mut *held, netns)
+        self.use_it(netns.as_mut(), stage, work)
     }
 
     pub(crate) fn set_watched(&self, watched: bool) {
@@ -221,7 +266,8 @@ pub(crate) struct Emptied(pub(crate) Arc<Slot>);
 
 impl Drop for Emptied {
     fn drop(&mut self) {
-        drop(self.0.replace(None));
+        let mut held = self.0.netns.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(held.take());
     }
 }
 

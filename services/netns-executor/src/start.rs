@@ -80,6 +80,8 @@ pub fn run(config: Config) -> anyhow::Result<()> {
         let node = Node::new(config.settings, kernel)?;
         restore::restore(&node).await?;
         let sockets = Sockets::bind(&config.run, config.peers)?;
+        // From here on DEL reaches us.
+        restore::honour_tombstones(&node);
         let stop = sluice_runtime::shutdown::signalled().context("cannot handle signals")?;
         tracing::info!(version = env!("CARGO_PKG_VERSION"), run_dir = %config.run.root().display(), "serving");
         serve(node, sockets, stop).await;

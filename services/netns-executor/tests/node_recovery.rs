@@ -18,11 +18,15 @@ use std::sync::Arc;
 use harness::{Broker, Executor, Pod, ambient, eventually};
 use opener::FakeOpener;
 use sluice_netns_executor::kernel::fake::FakeKernel;
+use sluice_proto::ambient::Desired;
+use sluice_proto::opener::OpenerRequest;
 use sluice_proto::pb::cni::add_response::Outcome;
 use sluice_proto::pb::executor::{
     AdoptRequest, ProbeAddress, Sandbox, SyncProbeSetRequest, adopt_response, complete_response,
+    program_response,
 };
 use sluice_proto::pb::types::{self, Mode};
+use sluice_proto::tombstone::Tombstone;
 
 struct Setup {
     kernel: FakeKernel,
@@ -230,4 +234,144 @@ async fn an_add_waits_for_an_opener_that_is_on_its_way() {
     );
     assert!(matches!(add.await.unwrap(), Outcome::Admitted(_)));
     assert_eq!(kernel.state().probes.len(), 1);
+}
+
+/// Stops the executor with one admitted mesh pod and starts another; no opener is connected.
+async fn restarted(mut s: Setup, pod: &Pod) -> (Executor, Broker, FakeKernel, PathBuf) {
+    let add = s.executor.add(pod);
+    s.broker.enrol().await;
+    add.await.unwrap();
+    drop((s.broker, s.opener));
+    let executor = s.executor.restart().await;
+    let broker = executor.broker().await;
+    (executor, broker, s.kernel, s.host)
+}
+
+#[tokio::test]
+async fn a_namespace_that_is_nowhere_is_given_up() {
+    let s = setup().await;
+    let pod = Pod::new(&s.executor, "c1", "u1");
+    let (executor, mut broker, _kernel, host) = restarted(s, &pod).await;
+    std::fs::remove_file(&pod.path).unwrap();
+    let opener = connect(&executor, Some(&host)).await;
+    assert_eq!(broker.gone().await.0, "netns-gone");
+    assert_eq!(executor.sandbox_files(), 0);
+    let scans = opener.asked(|request| *request == OpenerRequest::Scan);
+    assert!(
+        (4..12).contains(&scans),
+        "{scans} scans in about a second, one each 100 ms is too many"
+    );
+}
+
+#[tokio::test]
+async fn a_namespace_is_not_given_up_while_a_process_of_the_pod_or_its_path_is_there() {
+    let s = setup().await;
+    let pod = Pod::new(&s.executor, "c1", "u1");
+    let (executor, mut broker, kernel, host) = restarted(s, &pod).await;
+    // Another namespace is at the path now, and the pod's process is in one without its address.
+    let elsewhere = Pod::new(&executor, "c2", "u1");
+    std::fs::remove_file(&pod.path).unwrap();
+    kernel
+        .state()
+        .netns
+        .entry(elsewhere.inode())
+        .or_default()
+        .interfaces
+        .clear();
+    let opener = FakeOpener::connect(&executor.run.opener_socket(), Some(&host));
+    opener.finds("u1", &elsewhere.path);
+    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    assert_eq!(executor.node.hub.sandboxes(), 1);
+    // Now it has it.
+    kernel.state().netns.remove(&elsewhere.inode());
+    let taken = broker.adopt(&pod, &["10.0.0.5"], None).await.unwrap();
+    assert_eq!(taken.netns.unwrap().inode, elsewhere.inode());
+}
+
+#[tokio::test]
+async fn a_tombstone_written_while_the_sockets_are_bound_is_honoured() {
+    let mut s = setup().await;
+    let pod = Pod::new(&s.executor, "c1", "u1");
+    let add = s.executor.add(&pod);
+    s.broker.enrol().await;
+    add.await.unwrap();
+    let tombstone = |deleted_unix_ms| Tombstone {
+        attachment: pod.attachment().try_into().unwrap(),
+        deleted_unix_ms,
+    };
+    let tombstones = s.executor.run.tombstones();
+    tombstone(1).write(&tombstones).unwrap();
+    let none_left = || std::fs::read_dir(&tombstones).unwrap().count() == 0;
+    eventually("an older one is dropped", none_left).await;
+    assert_eq!(s.executor.sandbox_files(), 1);
+    tombstone(u64::MAX).write(&tombstones).unwrap();
+    assert_eq!(s.broker.gone().await.0, "DEL");
+    eventually("it is dropped, too", none_left).await;
+}
+
+#[tokio::test]
+async fn rules_that_were_recorded_and_never_programmed_are_programmed_before_the_pod_starts() {
+    let mut s = setup().await;
+    let pod = Pod::new(&s.executor, "c1", "u1");
+    let add = s.executor.add(&pod);
+    let sandbox = s.broker.pending().await;
+    s.broker.program(&sandbox, ambient()).await;
+    drop((s.broker, s.opener));
+    // The plugin stays, as one does whose executor was killed.
+    let executor = s.executor.restart().await;
+    add.abort();
+    let _ = add.await;
+    // As if the crash had come between the record and the kernel.
+    s.kernel.state().netns.get_mut(&pod.inode()).unwrap().programmed = Desired::None;
+    let mut broker = executor.broker().await;
+    let again = executor.add(&pod);
+    let sandbox = broker.pending().await;
+    let outcome = broker.admit(&sandbox, Mode::Ambient).await.outcome.unwrap();
+    let redirected = matches!(s.kernel.netns(pod.inode()).programmed, Desired::Ambient(_));
+    let accepted = matches!(outcome, complete_response::Outcome::Accepted(_));
+    assert!(redirected || !accepted, "admitted without rules: {outcome:?}");
+    drop(again);
+}
+
+#[tokio::test]
+async fn the_same_add_again_mends_what_is_not_as_recorded() {
+    let s = setup().await;
+    let pod = Pod::new(&s.executor, "c1", "u1");
+    let (executor, _broker, kernel, _) = restarted(s, &pod).await;
+    kernel.state().netns.get_mut(&pod.inode()).unwrap().programmed = Desired::None;
+    assert!(matches!(executor.add(&pod).await.unwrap(), Outcome::Admitted(a) if a.mode() == Mode::Ambient));
+    assert!(matches!(
+        kernel.netns(pod.inode()).programmed,
+        Desired::Ambient(_)
+    ));
+}
+
+#[tokio::test]
+async fn rules_whose_programming_fails_after_the_commit_are_taken_back_or_watched() {
+    let mut s = setup().await;
+    let pod = Pod::new(&s.executor, "c1", "u1");
+    let add = s.executor.add(&pod);
+    let sandbox = s.broker.pending().await;
+    s.broker.admit(&sandbox, Mode::None).await;
+    add.await.unwrap();
+    s.kernel.state().failing.insert("apply-late");
+    let outcome = s.broker.program(&sandbox, ambient()).await.outcome.unwrap();
+    assert!(
+        matches!(outcome, program_response::Outcome::Failed(_)),
+        "{outcome:?}"
+    );
+    assert_eq!(s.kernel.netns(pod.inode()).programmed, Desired::None);
+    s.kernel.state().failing.insert("take-back");
+    s.broker.program(&sandbox, ambient()).await;
+    assert!(matches!(
+        s.kernel.netns(pod.inode()).programmed,
+        Desired::Ambient(_)
+    ));
+    s.kernel.state().failing.clear();
+    s.executor.del(&pod).await;
+    assert_eq!(
+        s.kernel.netns(pod.inode()).programmed,
+        Desired::None,
+        "somebody owned them"
+    );
 }

@@ -116,14 +116,23 @@ impl Netns for Handle {
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-        if *desired != Desired::None {
-            failing(&state, "apply")?;
-        }
+        failing(
+            &state,
+            if *desired == Desired::None {
+                "take-back"
+            } else {
+                "apply"
+            },
+        )?;
         let netns = state.netns.entry(self.inode).or_default();
         let changed = netns.damaged || netns.programmed != *desired;
         netns.damaged = false;
         netns.programmed = desired.clone();
         netns.changes += usize::from(changed);
+        if *desired != Desired::None {
+            // As the kernel does when only the read-back after a commit fails.
+            failing(&state, "apply-late")?;
+        }
         Ok(Applied {
             fingerprint: format!("{desired:?}").len().to_string(),
             changed,

@@ -207,10 +207,18 @@ impl Netns for PodNetns {
         let mut taken_over = Vec::new();
         // Not before ours redirect: what captures the pod's traffic until then is theirs.
         if matches!(desired, Desired::Ambient(_)) && !self.taken_over {
-            if !untouched {
-                taken_over = self.take_over()?;
+            // Ours precede them: what cannot be removed does no harm and is tried again next time.
+            match if untouched {
+                Ok(Vec::new())
+            } else {
+                self.take_over()
+            } {
+                Ok(lines) => {
+                    taken_over = lines;
+                    self.taken_over = true;
+                }
+                Err(failure) => tracing::warn!(error = %failure, "rules of Istio's agent stay for now"),
             }
-            self.taken_over = true;
         }
         Ok(Applied {
             fingerprint: outcome.fingerprint.to_string(),

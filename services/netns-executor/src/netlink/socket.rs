@@ -4,6 +4,7 @@
 //! Always an explicit destination: then only the sender's present capabilities count, not those of whoever opened the
 //! socket (`netlink_ns_capable`).
 
+use std::cell::Cell;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -171,12 +172,15 @@ impl Channel {
     ///
     /// `last` is the sequence number of the message that asked for an acknowledgement.
     fn transact(&self, bytes: &[u8], last: u32) -> Result<Vec<Refusal>, NetlinkError> {
-        let mut buffer = vec![0; BUFFER];
-        self.drain(&mut buffer);
+        with_buffer(|buffer| self.transact_in(bytes, last, buffer))
+    }
+
+    fn transact_in(&self, bytes: &[u8], last: u32, buffer: &mut [u8]) -> Result<Vec<Refusal>, NetlinkError> {
+        self.drain(buffer);
         self.send(bytes)?;
         let mut refusals = Vec::new();
         let mut acknowledged = false;
-        while let Some(datagram) = self.receive(&mut buffer)? {
+        while let Some(datagram) = self.receive(buffer)? {
             for message in Messages(datagram) {
                 match verdict(&message) {
                     Some(Ok(())) if message.sequence == last => acknowledged = true,
@@ -203,14 +207,24 @@ impl Channel {
         start: impl Fn() -> S,
         each: impl Fn(&mut S, &Message<'_>),
     ) -> Result<S, NetlinkError> {
-        let mut buffer = vec![0; BUFFER];
-        self.drain(&mut buffer);
+        with_buffer(|buffer| self.query_in(request, build, start, each, buffer))
+    }
+
+    fn query_in<S>(
+        &self,
+        request: &'static str,
+        build: impl Fn(u32) -> Vec<u8>,
+        start: impl Fn() -> S,
+        each: impl Fn(&mut S, &Message<'_>),
+        buffer: &mut [u8],
+    ) -> Result<S, NetlinkError> {
+        self.drain(buffer);
         for _ in 0..DUMP_ATTEMPTS {
             let sequence = self.next_sequence();
             self.send(&build(sequence))?;
             let mut state = start();
             let (mut interrupted, mut finished) = (false, false);
-            while let Some(datagram) = self.receive(&mut buffer)? {
+            while let Some(datagram) = self.receive(buffer)? {
                 for message in Messages(datagram).filter(|message| message.sequence == sequence) {
                     interrupted |= message.flags & FLAG_DUMP_INTERRUPTED != 0;
                     match verdict(&message) {
@@ -234,6 +248,18 @@ impl Channel {
             attempts: DUMP_ATTEMPTS,
         })
     }
+}
+
+/// Runs `f` with this thread's receive buffer: to zero a new one would cost more than most exchanges.
+fn with_buffer<T>(f: impl FnOnce(&mut [u8]) -> T) -> T {
+    thread_local! {
+        static KEPT: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+    }
+    let mut buffer = KEPT.take();
+    buffer.resize(BUFFER, 0);
+    let outcome = f(&mut buffer);
+    KEPT.set(buffer);
+    outcome
 }
 
 /// What a message says about a request: done or refused, or nothing because it carries data.

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::registry::{Handle, Inner};
-use super::task::Task;
+use super::task::{Predecessor, Task};
 use super::{Answer, Message, Reason, Slot, Waiter};
 use crate::descriptors::DescriptorRefusal;
 use crate::kernel::Opened;
@@ -174,13 +174,15 @@ fn join(inner: &mut Inner, handle: &Handle, request: Request) -> Begun {
 struct Created {
     task: Task,
     opened: Opened,
-    predecessors: Vec<CancellationToken>,
+    predecessors: Vec<Predecessor>,
     waiting: Waiting,
 }
 
 impl Created {
     fn start(mut self) -> Waiting {
         self.task.attach(self.opened);
+        // Nobody of ours has been in it.
+        self.task.verified = self.predecessors.is_empty();
         tokio::spawn(self.task.run(self.predecessors));
         self.waiting
     }
@@ -212,7 +214,7 @@ fn create(node: &Arc<Node>, inner: &mut Inner, request: Request, replaced: &[Han
     Created {
         task,
         opened: request.opened,
-        predecessors: replaced.iter().map(|handle| handle.ended.clone()).collect(),
+        predecessors: replaced.iter().map(Predecessor::from).collect(),
         waiting,
     }
 }
@@ -235,6 +237,7 @@ pub(super) fn register(
             generation: record.generation,
             pod: record.pod.clone(),
             addresses: record.addresses.clone(),
+            added_unix_ms: record.added_unix_ms,
             netns: record.netns.clone(),
             reachable: false,
             ending: false,

@@ -12,7 +12,7 @@ use sluice_proto::sandbox::Failure;
 use tokio::sync::mpsc;
 
 use super::add::register;
-use super::recovery::{Found, ask_scan, candidate, interface_with, offer, open, recover};
+use super::recovery::{Found, Scan, ask_scan, candidate, interface_with, offer, open, recover};
 use super::registry::{Handle, wait_for_end};
 use super::{Message, Reason};
 use crate::kernel::Opened;
@@ -43,7 +43,9 @@ pub async fn adopt(
     }
     if let Some(handle) = node.registry.find_by_uid(&pod.uid) {
         if !handle.reachable {
-            recover(node, &handle, &mut None).await?;
+            recover(node, &handle, &mut Scan::default())
+                .await
+                .map_err(|lost| lost.failure)?;
         }
         return known(node, &handle);
     }

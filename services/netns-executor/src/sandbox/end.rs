@@ -25,7 +25,10 @@ impl Task {
             .mark_ending(&record.attachment, record.generation);
         tracing::info!(attachment = %record.attachment, pod = %record.pod, reason = reason.as_str(), "sandbox ends");
         let undo = async {
-            if reason != Reason::InterfaceGone && record.programmed.is_some() && self.descriptor.is_some() {
+            if ![Reason::InterfaceGone, Reason::NetnsGone].contains(&reason)
+                && record.programmed.is_some()
+                && self.descriptor.is_some()
+            {
                 let undone = self.apply(Desired::None).await;
                 report(&self, "rules not removed", undone.map(drop));
             }

@@ -9,11 +9,15 @@ use sluice_proto::pb::executor::sandbox_event::Event;
 use sluice_proto::pb::executor::{InspectResponse, Repaired};
 use sluice_proto::sandbox::Failure;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::task::{Flow, Task};
 use super::{Described, Reason, not_at_hand};
 use crate::kernel::Opened;
 use crate::pool::COMPONENT;
+
+/// So often a namespace must be nowhere before it is given up, however long that takes.
+const MIN_LOOKS: u32 = 3;
 
 impl Task {
     /// Compares with what should be there, and mends it in one step. Watchers see it broken in between.
@@ -38,11 +42,13 @@ impl Task {
             Err(failure) => return self.set_broken(failure),
         };
         if differences.is_empty() {
+            self.verified = true;
             if self.broken.take().is_some() {
                 self.publish(Event::Changed);
             }
             return;
         }
+        self.verified = false;
         self.set_broken(Failure::new(
             ErrorCode::Drift,
             COMPONENT,
@@ -54,6 +60,7 @@ impl Task {
                 tracing::warn!(target: "audit", attachment = %self.record.attachment, pod = %self.record.pod,
                     ?differences, "drift repaired");
                 self.node.metrics.repaired_pod();
+                self.verified = true;
                 self.broken = None;
                 self.node.hub.tell(&Event::Repaired(Repaired {
                     attachment: Some((&self.record.attachment).into()),
@@ -65,7 +72,7 @@ impl Task {
         }
     }
 
-    fn set_broken(&mut self, failure: Failure) {
+    pub(super) fn set_broken(&mut self, failure: Failure) {
         if self.broken.as_ref() == Some(&failure) {
             return;
         }
@@ -75,9 +82,20 @@ impl Task {
     }
 
     /// Its namespace was looked for and not found.
-    pub(super) fn not_found(&mut self, failure: Failure) {
+    pub(super) fn not_found(&mut self, failure: Failure, vanished: bool) -> Flow {
         if self.descriptor.is_some() {
-            return;
+            return Flow::Continue(());
+        }
+        if vanished {
+            let (since, looks) = self.vanished.unwrap_or((Instant::now(), 0));
+            self.vanished = Some((since, looks + 1));
+            if looks >= MIN_LOOKS && since.elapsed() >= self.node.settings.give_up {
+                tracing::warn!(attachment = %self.record.attachment, pod = %self.record.pod, error = %failure,
+                    looks, "namespace is given up");
+                return Flow::Break(Reason::NetnsGone.into());
+            }
+        } else {
+            self.vanished = None;
         }
         self.attempts += 1;
         let is_news = self.attempts == 1
@@ -93,6 +111,7 @@ impl Task {
             self.broken = Some(failure);
             self.publish_silently();
         }
+        Flow::Continue(())
     }
 
     /// Takes a namespace that somebody found, if it is the right one.

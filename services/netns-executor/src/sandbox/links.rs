@@ -18,6 +18,15 @@ use crate::sys;
 /// A link message is about 1.5 KiB.
 const BUFFER: usize = 8 * 1024;
 
+/// What [`LinkWatch::changed`] tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LinkChange {
+    /// The interface may have vanished.
+    Gone,
+    /// The socket failed.
+    Unheard,
+}
+
 /// The subscription.
 pub(super) struct LinkWatch(AsyncFd<OwnedFd>);
 
@@ -37,23 +46,23 @@ impl LinkWatch {
         }
     }
 
-    /// Waits until an interface of this name may have vanished. Cancel-safe.
-    pub(super) async fn changed(watch: Option<&Self>, ifname: &InterfaceName) {
+    /// Waits until an interface of this name may have vanished, or nothing more will be heard of it. Cancel-safe.
+    pub(super) async fn changed(watch: Option<&Self>, ifname: &InterfaceName) -> LinkChange {
         let Some(Self(socket)) = watch else {
             return std::future::pending().await;
         };
         loop {
             let Ok(mut guard) = socket.readable().await else {
-                return std::future::pending().await;
+                return LinkChange::Unheard;
             };
             match read(socket.get_ref(), ifname) {
                 // ENOBUFS: notifications were lost, so look.
-                Ok(true) | Err(Errno::ENOBUFS) => return,
+                Ok(true) | Err(Errno::ENOBUFS) => return LinkChange::Gone,
                 Ok(false) | Err(Errno::EINTR) => {}
                 Err(Errno::EAGAIN) => guard.clear_ready(),
                 Err(errno) => {
-                    tracing::warn!(%errno, %ifname, "no more link notifications");
-                    return std::future::pending().await;
+                    tracing::warn!(%errno, %ifname, "no more link notifications; the interface is polled instead");
+                    return LinkChange::Unheard;
                 }
             }
         }

@@ -83,7 +83,7 @@ impl Task {
     }
 
     /// An identical ADD came.
-    pub(super) fn join(&mut self, waiter: Waiter, addresses: Vec<IpAddr>, opened: Opened) -> Flow {
+    pub(super) async fn join(&mut self, waiter: Waiter, addresses: Vec<IpAddr>, opened: Opened) -> Flow {
         if self.descriptor.is_none() {
             self.attach(opened);
             // As after any return of a namespace: watchers hear of it, and the drift pass looks at it next.
@@ -96,21 +96,28 @@ impl Task {
             return Flow::Continue(());
         }
         if self.record.admitted {
-            let mode = mode_of(self.record.programmed.as_ref());
-            let _ = waiter.answer.send(Answer::Admitted(mode));
+            // The pod runs already: whatever is wrong, its sandbox stays.
+            self.verified = false;
+            let answer = match self.verify().await {
+                Ok(()) => Answer::Admitted(mode_of(self.record.programmed.as_ref())),
+                Err(failure) => Answer::Refused(failure),
+            };
+            let _ = waiter.answer.send(answer);
             return Flow::Continue(());
         }
         // Nobody has decided about this sandbox yet: the executor restarted in the middle, or no broker was there.
         let generation = self.node.registry.lock().next_generation();
+        let now = crate::node::unix_ms();
         let (attachment, old) = (self.record.attachment.clone(), self.record.generation);
         self.node.registry.update(&attachment, old, |handle| {
             handle.generation = generation;
             handle.addresses.clone_from(&addresses);
+            handle.added_unix_ms = now;
         });
         self.record.generation = generation;
         self.record.addresses = addresses;
         self.record.pending = true;
-        self.record.added_unix_ms = crate::node::unix_ms();
+        self.record.added_unix_ms = now;
         self.start_add(waiter, Instant::now());
         self.announce()
     }

@@ -38,7 +38,8 @@ impl Task {
                 for line in &applied.taken_over {
                     tracing::info!(attachment = %record.attachment, what = line, "taken over from another agent");
                 }
-                self.broken = None;
+                self.verified = true;
+                let was_broken = self.broken.take().is_some();
                 self.note();
                 if let Some(add) = self.add.as_mut() {
                     let now = Instant::now();
@@ -46,7 +47,7 @@ impl Task {
                     add.programmed = Some(now);
                     add.waits_for("the hand-over to the proxy");
                     self.publish_silently();
-                } else if is_new || applied.changed {
+                } else if is_new || was_broken || applied.changed {
                     self.publish(Event::Changed);
                 }
                 Programmed::Done {
@@ -57,13 +58,47 @@ impl Task {
             Err(failure) => {
                 tracing::warn!(attachment = %record.attachment, pod = %record.pod, error = %failure,
                     "rules not programmed");
-                self.record.programmed = earlier;
-                if is_new && let Err(error) = self.save() {
-                    tracing::error!(attachment = %self.record.attachment, %error, "sandbox file is ahead of the kernel");
-                }
+                self.take_back(earlier, &failure).await;
                 Programmed::Failed(failure)
             }
         }
+    }
+
+    /// A failure may come after the rules were committed. If they cannot be taken back either, the record keeps them,
+    /// so that they are watched and removed with the sandbox.
+    async fn take_back(&mut self, earlier: Option<Desired>, failure: &Failure) {
+        self.verified = false;
+        let undone = self.apply(earlier.clone().unwrap_or(Desired::None)).await;
+        if let Err(error) = undone {
+            tracing::error!(attachment = %self.record.attachment, %error, "what was programmed cannot be taken back");
+            self.note();
+            if self.add.is_none() {
+                self.set_broken(failure.clone());
+            }
+            return;
+        }
+        self.verified = true;
+        if self.record.programmed == earlier {
+            return;
+        }
+        self.record.programmed = earlier;
+        if let Err(error) = self.save() {
+            tracing::error!(attachment = %self.record.attachment, %error, "sandbox file is ahead of the kernel");
+        }
+    }
+
+    /// Makes sure that the namespace is as recorded, unless that was seen in this life.
+    pub(super) async fn verify(&mut self) -> Result<(), Failure> {
+        if !self.verified {
+            let recorded = self.record.programmed.clone().unwrap_or(Desired::None);
+            let applied = self.apply(recorded).await?;
+            if applied.changed {
+                tracing::warn!(target: "audit", attachment = %self.record.attachment, pod = %self.record.pod,
+                    "the namespace was not as recorded and was mended");
+            }
+            self.verified = true;
+        }
+        Ok(())
     }
 
     /// Ends the ADD.
@@ -130,6 +165,7 @@ impl Task {
                 cause,
             ));
         }
+        self.verify().await?;
         if mode == Mode::Ambient {
             let begun = Instant::now();
             let addresses = self.record.addresses.clone();

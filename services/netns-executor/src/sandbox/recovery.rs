@@ -5,15 +5,17 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sluice_proto::code::ErrorCode;
-use sluice_proto::id::PodUid;
+use sluice_proto::id::{Attachment, PodUid};
 use sluice_proto::opener::OpenerRequest;
 use sluice_proto::sandbox::{Failure, parse_addresses};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
-use super::Message;
 use super::registry::Handle;
+use super::{Message, restore};
 use crate::kernel::Opened;
 use crate::node::Node;
 use crate::opener_client::OpenerError;
@@ -23,66 +25,145 @@ const STAGE: &str = "find namespace";
 /// A pod has a handful of processes in namespaces of their own at most.
 const MAX_CANDIDATES: u32 = 16;
 
+/// A look at every process of the host costs it some milliseconds: in vain it is taken ever more rarely.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
 /// Looks for every unreachable sandbox, again and again.
 pub async fn run(node: Arc<Node>) {
     let mut connections = node.opener.connections();
     let mut interval = tokio::time::interval(node.settings.recovery);
+    let mut pace = Pace::default();
     loop {
         tokio::select! {
             _ = interval.tick() => {}
-            _ = connections.changed() => {}
+            _ = connections.changed() => pace = Pace::default(),
         }
-        recover_all(&node).await;
+        restore::honour_tombstones(&node);
+        recover_all(&node, &mut pace).await;
+    }
+}
+
+/// When the next scan may be made.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    lost: Vec<Attachment>,
+    next: Option<Instant>,
+    pause: Duration,
+}
+
+impl Pace {
+    /// Somebody new to look for is looked for at once.
+    fn may_scan(&mut self, lost: Vec<Attachment>) -> bool {
+        if lost.iter().any(|attachment| !self.lost.contains(attachment)) {
+            (self.next, self.pause) = (None, Duration::ZERO);
+        }
+        self.lost = lost;
+        self.next.is_none_or(|next| Instant::now() >= next)
+    }
+
+    fn scanned(&mut self, first: Duration) {
+        self.pause = (self.pause * 2).clamp(first, LONGEST_PAUSE.max(first));
+        self.next = Some(Instant::now() + self.pause);
+    }
+}
+
+/// One round's scan, made when first needed.
+#[derive(Debug)]
+pub(crate) struct Scan {
+    allowed: bool,
+    outcome: Option<Result<(), Failure>>,
+}
+
+impl Default for Scan {
+    fn default() -> Self {
+        Self {
+            allowed: true,
+            outcome: None,
+        }
+    }
+}
+
+/// A sandbox that was not reached.
+#[derive(Debug)]
+pub(crate) struct Lost {
+    pub(crate) failure: Failure,
+    /// Its path leads nowhere and no process of the pod was found.
+    vanished: bool,
+    /// This round did not look everywhere.
+    postponed: bool,
+}
+
+impl From<Failure> for Lost {
+    fn from(failure: Failure) -> Self {
+        Self {
+            failure,
+            vanished: false,
+            postponed: false,
+        }
     }
 }
 
 /// One round.
-pub(crate) async fn recover_all(node: &Arc<Node>) {
+pub(crate) async fn recover_all(node: &Arc<Node>, pace: &mut Pace) {
     let unreachable = |handle: &Handle| !handle.reachable && !handle.ending;
     let lost: Vec<_> = node.registry.all().into_iter().filter(unreachable).collect();
-    if lost.is_empty() {
-        return;
-    }
-    let mut scan = None;
+    let mut scan = Scan {
+        allowed: pace.may_scan(lost.iter().map(|handle| handle.attachment.clone()).collect()),
+        outcome: None,
+    };
     for handle in lost {
-        if let Err(failure) = recover(node, &handle, &mut scan).await {
-            handle.send(Message::NotFound(failure));
+        match recover(node, &handle, &mut scan).await {
+            Ok(()) => {}
+            Err(lost) if lost.postponed => {}
+            Err(Lost {
+                failure, vanished, ..
+            }) => {
+                handle.send(Message::NotFound { failure, vanished });
+            }
         }
+    }
+    if scan.outcome.is_some() {
+        pace.scanned(node.settings.recovery);
     }
 }
 
-/// Reaches one sandbox. `scan`: the outcome of this round's scan, made when first needed.
-pub(super) async fn recover(
-    node: &Arc<Node>,
-    handle: &Handle,
-    scan: &mut Option<Result<(), Failure>>,
-) -> Result<(), Failure> {
+/// Reaches one sandbox.
+pub(super) async fn recover(node: &Arc<Node>, handle: &Handle, scan: &mut Scan) -> Result<(), Lost> {
     let view = node.hub.view(&handle.attachment).unwrap_or_default();
     let mut by_path = None;
+    let mut vanished = true;
     if !view.netns_path.is_empty() {
         match open(node, &OpenerRequest::Path(view.netns_path)).await {
+            // Another namespace at the path: the sandbox's own is not there any more.
             Ok(opened) => match offer(node, handle, opened, false).await {
                 Ok(()) => return Ok(()),
                 Err(failure) => by_path = Some(failure),
             },
-            Err(OpenError::Opener(error @ OpenerError::NotConnected)) => return Err(error.failure(STAGE)),
-            Err(error) => by_path = Some(error.failure()),
+            Err(OpenError::Opener(error @ OpenerError::NotConnected)) => {
+                return Err(error.failure(STAGE).into());
+            }
+            Err(error) => {
+                vanished = matches!(&error, OpenError::Opener(error) if error.is_not_found());
+                by_path = Some(error.failure());
+            }
         }
     }
-    if scan.is_none() {
-        *scan = Some(ask_scan(node).await);
+    if scan.outcome.is_none() && scan.allowed {
+        scan.outcome = Some(ask_scan(node).await);
     }
-    if let Some(Err(failure)) = scan {
-        return Err(failure.clone());
+    if let Some(Err(failure)) = &scan.outcome {
+        return Err(failure.clone().into());
     }
+    let postponed = scan.outcome.is_none();
     let addresses = parse_addresses(&view.addresses).unwrap_or_default();
-    for index in 0..MAX_CANDIDATES {
+    for index in 0..if postponed { 0 } else { MAX_CANDIDATES } {
         let Some(opened) = candidate(node, &handle.pod.uid, index).await? else {
             break;
         };
+        vanished = false;
         let same = opened.identity.is_same_netns(&handle.netns);
-        let (opened, interface) = interface_with(opened, addresses.clone()).await?;
-        if (same || interface.is_some()) && offer(node, handle, opened, !same).await.is_ok() {
+        let (opened, found) = interface_with(opened, addresses.clone()).await?;
+        if (same || found.is_some()) && offer(node, handle, opened, !same).await.is_ok() {
             return Ok(());
         }
     }
@@ -91,7 +172,11 @@ pub(super) async fn recover(
         "netns-not-found: no process of pod {} (uid {}) lives in a namespace with one of its addresses{because}",
         handle.pod, handle.pod.uid
     );
-    Err(Failure::new(ErrorCode::SandboxGone, COMPONENT, STAGE, cause))
+    Err(Lost {
+        failure: Failure::new(ErrorCode::SandboxGone, COMPONENT, STAGE, cause),
+        vanished,
+        postponed,
+    })
 }
 
 /// Gives a namespace to its sandbox's task, unless it belongs to another one.

@@ -25,6 +25,8 @@ pub(crate) struct Handle {
     pub(crate) generation: u64,
     pub(crate) pod: PodRef,
     pub(crate) addresses: Vec<IpAddr>,
+    /// When its last ADD came.
+    pub(crate) added_unix_ms: u64,
     pub(crate) netns: NetnsIdentity,
     pub(crate) reachable: bool,
     pub(crate) ending: bool,

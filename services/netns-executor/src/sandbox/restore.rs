@@ -4,12 +4,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use sluice_proto::code::ErrorCode;
+use sluice_proto::id::Attachment;
 use sluice_proto::sandbox::Failure;
 use sluice_proto::tombstone::Tombstone;
 use tokio::sync::mpsc;
 
 use super::add::register;
 use super::registry::Inner;
+use super::{Message, Reason};
 use crate::node::Node;
 use crate::pool::COMPONENT;
 use crate::table::{Record, TableError};
@@ -28,17 +30,13 @@ pub async fn restore(node: &Arc<Node>) -> Result<(), TableError> {
             .get(&record.attachment)
             .is_some_and(|at| *at >= record.added_unix_ms);
         if deleted {
-            bury(node, &record).await?;
+            bury(node, &record).await;
         } else {
             bring_back(node, &mut node.registry.lock(), record);
             restored += 1;
         }
     }
-    for attachment in tombstones.keys() {
-        if let Err(error) = Tombstone::remove(&node.settings.tombstones, attachment) {
-            tracing::error!(%attachment, %error, "tombstone not removed");
-        }
-    }
+    forget(node, &tombstones);
     tracing::info!(
         sandboxes = restored,
         tombstones = tombstones.len(),
@@ -47,7 +45,29 @@ pub async fn restore(node: &Arc<Node>) -> Result<(), TableError> {
     Ok(())
 }
 
-fn read_tombstones(node: &Node) -> HashMap<sluice_proto::id::Attachment, u64> {
+/// Ends the sandboxes that were deleted while nobody listened: a DEL may have come after the table was read and
+/// before the sockets were there. Call it once they are, and now and then.
+pub fn honour_tombstones(node: &Node) {
+    let tombstones = read_tombstones(node);
+    for (attachment, deleted) in &tombstones {
+        let handle = node.registry.find(attachment);
+        if let Some(handle) = handle.filter(|handle| handle.added_unix_ms <= *deleted) {
+            tracing::info!(%attachment, pod = %handle.pod, "deleted while the executor was not listening");
+            handle.send(Message::Remove(Reason::Del));
+        }
+    }
+    forget(node, &tombstones);
+}
+
+fn forget(node: &Node, tombstones: &HashMap<Attachment, u64>) {
+    for attachment in tombstones.keys() {
+        if let Err(error) = Tombstone::remove(&node.settings.tombstones, attachment) {
+            tracing::error!(%attachment, %error, "tombstone not removed");
+        }
+    }
+}
+
+fn read_tombstones(node: &Node) -> HashMap<Attachment, u64> {
     let directory = &node.settings.tombstones;
     let all = Tombstone::read_all(directory).unwrap_or_else(|error| {
         tracing::error!(path = %directory.display(), %error, "tombstones not read");
@@ -71,7 +91,7 @@ fn read_tombstones(node: &Node) -> HashMap<sluice_proto::id::Attachment, u64> {
 }
 
 /// The runtime deleted it while nobody was here; its namespace is the runtime's to remove.
-async fn bury(node: &Node, record: &Record) -> Result<(), TableError> {
+async fn bury(node: &Node, record: &Record) {
     tracing::info!(attachment = %record.attachment, pod = %record.pod, "deleted while the executor was down");
     let removed = node
         .probes
@@ -80,7 +100,11 @@ async fn bury(node: &Node, record: &Record) -> Result<(), TableError> {
     if let Err(failure) = removed {
         tracing::warn!(error = %failure, "probe addresses not removed");
     }
-    node.table.remove(&record.attachment)
+    if let Err(error) = node.table.remove(&record.attachment) {
+        // One file must not keep the node without an executor.
+        tracing::error!(attachment = %record.attachment, error = %sluice_runtime::telemetry::chain(&error),
+            "sandbox file not removed");
+    }
 }
 
 fn bring_back(node: &Arc<Node>, inner: &mut Inner, record: Record) {

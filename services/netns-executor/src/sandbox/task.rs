@@ -13,9 +13,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::links::LinkWatch;
+use super::links::{LinkChange, LinkWatch};
 use super::pending::PendingAdd;
-use super::registry::wait_for_end;
+use super::registry::{Handle, wait_for_end};
 use super::{Answer, Completed, Emptied, Message, Reason, Slot, not_at_hand};
 use crate::kernel::{Applied, Netns, Opened};
 use crate::node::Node;
@@ -40,6 +40,21 @@ impl From<Reason> for End {
     }
 }
 
+/// A sandbox that this one replaces.
+pub(super) struct Predecessor {
+    pub(super) ended: CancellationToken,
+    pub(super) slot: Arc<Slot>,
+}
+
+impl From<&Handle> for Predecessor {
+    fn from(handle: &Handle) -> Self {
+        Self {
+            ended: handle.ended.clone(),
+            slot: Arc::clone(&handle.slot),
+        }
+    }
+}
+
 pub(super) type Flow = ControlFlow<End>;
 
 /// One sandbox.
@@ -49,6 +64,10 @@ pub(super) struct Task {
     pub(super) slot: Arc<Slot>,
     pub(super) descriptor: Option<Arc<OwnedFd>>,
     pub(super) broken: Option<Failure>,
+    /// In this life the namespace was seen to be as recorded. A record alone proves nothing: it is written first.
+    pub(super) verified: bool,
+    /// Since when, and how often, the namespace was looked for everywhere and is nowhere.
+    pub(super) vanished: Option<(Instant, u32)>,
     /// How often the namespace was looked for in vain.
     pub(super) attempts: u32,
     pub(super) add: Option<Box<PendingAdd>>,
@@ -62,7 +81,7 @@ enum Woken {
     Message(Option<Message>),
     Time,
     Watchers,
-    InterfaceGone,
+    Links(LinkChange),
 }
 
 impl Task {
@@ -80,6 +99,8 @@ impl Task {
             slot,
             descriptor: None,
             broken: None,
+            verified: false,
+            vanished: None,
             attempts: 0,
             add: None,
             inbox,
@@ -90,15 +111,24 @@ impl Task {
     }
 
     /// Runs until the sandbox ends, after those it replaces.
-    pub(super) async fn run(mut self, predecessors: Vec<CancellationToken>) {
-        wait_for_end(predecessors).await;
+    pub(super) async fn run(mut self, predecessors: Vec<Predecessor>) {
+        let ended = predecessors.iter().map(|p| p.ended.clone()).collect();
+        wait_for_end(ended).await;
+        for late in predecessors.iter().filter(|p| !p.ended.is_cancelled()) {
+            // It may have the same namespace: what it has not begun yet must not undo ours.
+            late.slot.close();
+        }
         let mut flow = self.announce();
         while let Flow::Continue(()) = flow {
             flow = match self.next().await {
                 Woken::Message(Some(message)) => self.handle(message).await,
                 Woken::Message(None) => Flow::Break(Reason::Cancelled.into()),
                 Woken::Time | Woken::Watchers => self.look_at_the_clock().await,
-                Woken::InterfaceGone => self.look_for_interface().await,
+                Woken::Links(LinkChange::Gone) => self.look_for_interface().await,
+                Woken::Links(LinkChange::Unheard) => {
+                    self.poll_links();
+                    Flow::Continue(())
+                }
             };
         }
         if let Flow::Break(end) = flow {
@@ -114,7 +144,7 @@ impl Task {
             message = self.inbox.recv() => Woken::Message(message),
             () = sleep_until(wake_at) => Woken::Time,
             _ = self.watching.changed(), if waits => Woken::Watchers,
-            () = LinkWatch::changed(self.links.as_ref(), &self.record.attachment.ifname) => Woken::InterfaceGone,
+            change = LinkWatch::changed(self.links.as_ref(), &self.record.attachment.ifname) => Woken::Links(change),
         }
     }
 
@@ -124,7 +154,7 @@ impl Task {
                 waiter,
                 addresses,
                 opened,
-            } => return self.join(waiter, addresses, opened),
+            } => return Box::pin(self.join(waiter, addresses, opened)).await,
             Message::Left(id) => return self.left(id),
             Message::Program {
                 generation,
@@ -149,7 +179,7 @@ impl Task {
             } => {
                 return Box::pin(self.reattach(opened, found_by_address, reply)).await;
             }
-            Message::NotFound(failure) => self.not_found(failure),
+            Message::NotFound { failure, vanished } => return self.not_found(failure, vanished),
             Message::Descriptor { generation, reply } => {
                 let _ = reply.send(self.described(generation));
             }
@@ -175,16 +205,27 @@ impl Task {
         } = opened;
         self.record.netns = identity;
         self.links = notifications.and_then(LinkWatch::start);
-        self.slot.set_poll_links(self.links.is_none());
-        if let Some(old) = self.slot.replace(Some(netns)) {
-            self.node.reaper.close(old);
-        }
+        // Another slot: whoever still works with the old one may take long.
+        let slot = Arc::new(Slot::of(netns));
+        slot.set_poll_links(self.links.is_none());
+        let old = std::mem::replace(&mut self.slot, slot);
+        self.node.reaper.close(Emptied(old));
+        self.verified = false;
+        self.vanished = None;
         if let Some(old) = self.descriptor.replace(descriptor) {
             self.node.reaper.close(old);
         }
         self.broken = None;
         self.attempts = 0;
         self.note();
+    }
+
+    /// No more notifications come: the interface is polled from now on.
+    fn poll_links(&mut self) {
+        if let Some(links) = self.links.take() {
+            self.node.reaper.close(links.into_fd());
+        }
+        self.slot.set_poll_links(true);
     }
 
     /// Lets go of the namespace.
@@ -214,6 +255,7 @@ impl Task {
             .registry
             .update(&record.attachment, record.generation, |handle| {
                 handle.reachable = reachable;
+                handle.slot = Arc::clone(&self.slot);
                 handle.netns.clone_from(&record.netns);
             });
     }
@@ -296,6 +338,7 @@ mod tests {
             drift: Duration::from_secs(5),
             full_drift: Duration::from_secs(30),
             recovery: Duration::from_secs(2),
+            give_up: Duration::from_mins(1),
         };
         let node = Node::new(settings, Arc::new(FakeKernel::default())).unwrap();
         let (_sender, inbox) = mpsc::unbounded_channel();

@@ -66,6 +66,7 @@ pub(crate) fn settings(run: &RunDir) -> Settings {
         drift: Duration::from_millis(100),
         full_drift: Duration::from_secs(1),
         recovery: Duration::from_millis(100),
+        give_up: Duration::from_secs(1),
     }
 }
 
