@@ -1,12 +1,13 @@
 //! Netns descriptors from and to the executor: requests and replies in order on a `SOCK_SEQPACKET` socket.
 //!
-//! One task owns the socket; several requests may be under way, so that a restart with many pods is not paced by
-//! round trips.
+//! One task owns a socket; several fetches may be under way, so that a restart with many pods is not paced by round
+//! trips. Offers, which wait for the opener, have a connection of their own and go one at a time, so that no fetch
+//! waits behind them. A connection that failed is made anew by the next request.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::sys::stat::fstat;
@@ -38,24 +39,57 @@ struct Request {
     reply: oneshot::Sender<Result<Received, String>>,
 }
 
-/// The socket's task, from outside.
+/// A connection that is made when it is needed.
+#[derive(Debug)]
+struct Line {
+    path: PathBuf,
+    /// To the task that owns the socket; closed when that has ended.
+    requests: Mutex<Option<mpsc::UnboundedSender<Request>>>,
+}
+
+impl Line {
+    fn new(path: &Path) -> Self {
+        Self {
+            path: path.to_owned(),
+            requests: Mutex::default(),
+        }
+    }
+
+    fn requests(&self) -> Result<mpsc::UnboundedSender<Request>, TransportError> {
+        let mut known = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(requests) = known.as_ref().filter(|requests| !requests.is_closed()) {
+            return Ok(requests.clone());
+        }
+        let socket = SeqpacketConnection::connect(&self.path)?;
+        let (requests, inbox) = mpsc::unbounded_channel();
+        tokio::spawn(serve(socket, inbox));
+        *known = Some(requests.clone());
+        Ok(requests)
+    }
+}
+
+/// The executor's descriptor socket. Clones share the connections.
 #[derive(Debug, Clone)]
 pub(super) struct Descriptors {
-    requests: mpsc::UnboundedSender<Request>,
+    fetches: Arc<Line>,
+    offers: Arc<tokio::sync::Mutex<Line>>,
 }
 
 impl Descriptors {
+    /// Fails if the socket cannot be reached now.
     pub(super) fn connect(path: &Path) -> Result<Self, TransportError> {
-        let socket = SeqpacketConnection::connect(path)?;
-        let (requests, inbox) = mpsc::unbounded_channel();
-        tokio::spawn(serve(socket, inbox));
-        Ok(Self { requests })
+        let fetches = Line::new(path);
+        fetches.requests()?;
+        Ok(Self {
+            fetches: Arc::new(fetches),
+            offers: Arc::new(tokio::sync::Mutex::new(Line::new(path))),
+        })
     }
 
     pub(super) async fn fetch(&self, id: &SandboxId, expected: &NetnsIdentity) -> Result<OwnedFd, Failure> {
         let stage = "fetch descriptor";
         let request = descriptor_request::Request::Fetch(of(id));
-        let (told, received) = self.ask(stage, request, None).await?;
+        let (told, received) = ask(&self.fetches, stage, request, None).await?;
         let mut descriptors = received.descriptors;
         let refuse = |cause: String| Failure::new(ErrorCode::DescriptorRefused, COMPONENT, stage, cause);
         let Some(netns) = descriptors.pop().filter(|_| descriptors.is_empty()) else {
@@ -67,38 +101,41 @@ impl Descriptors {
 
     pub(super) async fn offer(&self, id: &SandboxId, netns: Arc<OwnedFd>) -> Result<(), Failure> {
         let request = descriptor_request::Request::Offer(of(id));
-        self.ask("offer descriptor", request, Some(netns)).await?;
+        // Held until it is answered.
+        let line = self.offers.lock().await;
+        ask(&line, "offer descriptor", request, Some(netns)).await?;
         Ok(())
     }
+}
 
-    async fn ask(
-        &self,
-        stage: &str,
-        request: descriptor_request::Request,
-        netns: Option<Arc<OwnedFd>>,
-    ) -> Result<(NetnsIdentity, Received), Failure> {
-        let lost = |cause: String| Failure::new(ErrorCode::BrokerState, COMPONENT, stage, cause);
-        let (reply, answer) = oneshot::channel();
-        let bytes = DescriptorRequest {
-            request: Some(request),
-        }
-        .encode_to_vec();
-        let closed = || lost("the descriptor socket is closed".into());
-        self.requests
-            .send(Request { bytes, netns, reply })
-            .map_err(|_| closed())?;
-        let received = tokio::time::timeout(LIMIT, answer)
-            .await
-            .map_err(|_| lost(format!("no answer from the executor within {LIMIT:?}")))?
-            .map_err(|_| closed())?
-            .map_err(lost)?;
-        let reply =
-            DescriptorReply::decode(received.bytes.as_slice()).map_err(|error| lost(error.to_string()))?;
-        match reply.outcome {
-            Some(descriptor_reply::Outcome::Ok(identity)) => Ok((identity.into(), received)),
-            Some(descriptor_reply::Outcome::Failed(failure)) => Err(failure.into()),
-            None => Err(lost("the executor's reply is empty".into())),
-        }
+async fn ask(
+    line: &Line,
+    stage: &str,
+    request: descriptor_request::Request,
+    netns: Option<Arc<OwnedFd>>,
+) -> Result<(NetnsIdentity, Received), Failure> {
+    let lost = |cause: String| Failure::new(ErrorCode::BrokerState, COMPONENT, stage, cause);
+    let (reply, answer) = oneshot::channel();
+    let bytes = DescriptorRequest {
+        request: Some(request),
+    }
+    .encode_to_vec();
+    let closed = || lost("the descriptor socket is closed".into());
+    line.requests()
+        .map_err(|error| lost(sluice_runtime::telemetry::chain(&error)))?
+        .send(Request { bytes, netns, reply })
+        .map_err(|_| closed())?;
+    let received = tokio::time::timeout(LIMIT, answer)
+        .await
+        .map_err(|_| lost(format!("no answer from the executor within {LIMIT:?}")))?
+        .map_err(|_| closed())?
+        .map_err(lost)?;
+    let reply =
+        DescriptorReply::decode(received.bytes.as_slice()).map_err(|error| lost(error.to_string()))?;
+    match reply.outcome {
+        Some(descriptor_reply::Outcome::Ok(identity)) => Ok((identity.into(), received)),
+        Some(descriptor_reply::Outcome::Failed(failure)) => Err(failure.into()),
+        None => Err(lost("the executor's reply is empty".into())),
     }
 }
 
@@ -160,5 +197,99 @@ async fn serve(socket: SeqpacketConnection, mut inbox: mpsc::UnboundedReceiver<R
     inbox.close();
     for reply in under_way {
         let _ = reply.send(Err(error.clone()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use sluice_proto::id::{Attachment, ContainerId, InterfaceName, NetworkName};
+    use sluice_proto::transport::seqpacket::SeqpacketListener;
+
+    use super::*;
+
+    fn id() -> SandboxId {
+        SandboxId {
+            attachment: Attachment {
+                network_name: NetworkName::parse("net").unwrap(),
+                container_id: ContainerId::parse("c1").unwrap(),
+                ifname: InterfaceName::parse("eth0").unwrap(),
+            },
+            generation: 1,
+        }
+    }
+
+    fn own_netns() -> (OwnedFd, NetnsIdentity) {
+        let file = std::fs::File::open("/proc/self/ns/net").unwrap();
+        let metadata = file.metadata().unwrap();
+        let identity = NetnsIdentity {
+            cookie: 1,
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            boot_id: "boot".into(),
+        };
+        (file.into(), identity)
+    }
+
+    /// Answers the next fetch.
+    async fn answer(connection: &SeqpacketConnection) {
+        connection.receive(1).await.unwrap();
+        let (netns, identity) = own_netns();
+        let reply = DescriptorReply {
+            outcome: Some(descriptor_reply::Outcome::Ok((&identity).into())),
+        };
+        connection
+            .send(&reply.encode_to_vec(), &[netns.as_fd()])
+            .await
+            .unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_failed_is_made_anew_by_the_next_request() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("netns.sock");
+        let listener = SeqpacketListener::bind(&path, 0o600, None).unwrap();
+        let descriptors = Descriptors::connect(&path).unwrap();
+        let executor = async {
+            let first = listener.accept().await.unwrap();
+            answer(&first).await;
+            first.receive(1).await.unwrap();
+            drop(first);
+            answer(&listener.accept().await.unwrap()).await;
+        };
+        let broker = async {
+            let (_, expected) = own_netns();
+            descriptors.fetch(&id(), &expected).await.unwrap();
+            descriptors.fetch(&id(), &expected).await.unwrap_err();
+            descriptors.fetch(&id(), &expected).await.unwrap();
+        };
+        tokio::join!(executor, broker);
+    }
+
+    #[tokio::test]
+    async fn a_fetch_does_not_wait_behind_offers_which_go_one_at_a_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("netns.sock");
+        let listener = SeqpacketListener::bind(&path, 0o600, None).unwrap();
+        let descriptors = Descriptors::connect(&path).unwrap();
+        let fetches = listener.accept().await.unwrap();
+        let offering: Vec<_> = (0..3)
+            .map(|_| {
+                let descriptors = descriptors.clone();
+                tokio::spawn(async move { descriptors.offer(&id(), Arc::new(own_netns().0)).await })
+            })
+            .collect();
+        let offers = listener.accept().await.unwrap();
+        offers.receive(1).await.unwrap();
+        let (_, expected) = own_netns();
+        let id = id();
+        let (fetched, ()) = tokio::join!(descriptors.fetch(&id, &expected), answer(&fetches));
+        fetched.unwrap();
+        let second = tokio::time::timeout(Duration::from_millis(50), offers.receive(1)).await;
+        assert!(second.is_err(), "two offers under way");
+        for offering in offering {
+            offering.abort();
+        }
     }
 }
