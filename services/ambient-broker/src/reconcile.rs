@@ -37,7 +37,7 @@ pub use world::Settings;
 use crate::source;
 use event::{Level, PodReport, Standing, earliest};
 use pod::{Descriptor, Pod};
-use world::{Link, World};
+use world::World;
 
 /// Our name in failures.
 pub const COMPONENT: &str = "ambient-broker";
@@ -78,6 +78,7 @@ impl State {
         self.world.now = now;
         self.dispatch(event);
         self.open_zds();
+        self.prune_probes();
         if let Some(effect) = self.world.probes.take(now) {
             self.world.emit(effect);
         }
@@ -90,6 +91,7 @@ impl State {
         let pods = self.pods.values().filter_map(|pod| pod.wake(now));
         let mut wake = pods.filter(|at| *at > now).min();
         wake = earliest(wake, self.world.probes.backoff.wake(now));
+        wake = earliest(wake, self.world.prune.backoff.wake(now));
         if let (Some(listed), false) = (self.world.listed, self.world.zds_open) {
             wake = earliest(
                 wake,
@@ -352,11 +354,19 @@ impl State {
         }
         self.world.zds_open = true;
         self.world.emit(Effect::ZdsOpen);
-        self.prune_probes();
+        self.world.prune.owed = true;
     }
 
-    /// Removes what earlier lives left in the probe set, but only if it is certain what belongs there.
+    /// Removes what earlier lives left in the probe set, once it is certain what belongs there, until it was done.
     fn prune_probes(&mut self) {
+        let now = self.world.now;
+        let prune = &self.world.prune;
+        if !prune.owed || !prune.backoff.ready(now) || !self.world.executor_up() {
+            return;
+        }
+        if self.world.probes.is_pruning() {
+            return;
+        }
         let uncertain = self.pods.values().any(|pod| {
             let running = pod
                 .object
@@ -367,13 +377,16 @@ impl State {
             adding || (running && belongs && pod.usable().is_none())
         });
         if uncertain {
+            self.world.prune_later();
             return;
         }
         for pod in self.pods.values_mut() {
             let redirected = pod.usable().is_some_and(|current| current.rules != Desired::None);
             if redirected && pod.object.is_some() && !pod.ended() {
-                pod.probes.clear();
                 self.world.ensure_probes(pod);
+                for entry in World::entries(&pod.reference, &pod.probes) {
+                    self.world.probes.add(entry);
+                }
             }
         }
         self.world.probes.prune();
@@ -389,10 +402,4 @@ pub struct Explanation {
     pub selection: Option<Selection>,
     /// Its sandbox.
     pub sandbox: Option<event::SandboxId>,
-}
-
-impl World {
-    fn is_listing(&self) -> bool {
-        matches!(self.link, Link::Listing(_))
-    }
 }

@@ -160,7 +160,10 @@ impl World {
             return Failure::new(ErrorCode::BrokerTimeout, COMPONENT, "program rules", cause);
         }
         if !matches!(current.descriptor, Descriptor::Held(_)) {
-            let cause = format!("the netns descriptor did not come within {waited:.1} s");
+            let mut cause = format!("the netns descriptor did not come within {waited:.1} s");
+            if let Some(error) = current.add.as_ref().and_then(|add| add.fetch_error.as_ref()) {
+                cause = format!("{cause}: {error}");
+            }
             return Failure::new(ErrorCode::BrokerTimeout, COMPONENT, "fetch descriptor", cause);
         }
         match self.proxy().map(|proxy| pod.answers.get(&proxy)) {

@@ -73,6 +73,8 @@ pub(super) struct Add {
     pub(super) looking: bool,
     pub(super) look: Backoff,
     pub(super) look_error: Option<String>,
+    /// Why the descriptor did not come the last time.
+    pub(super) fetch_error: Option<Failure>,
 }
 
 /// Which verdict is on its way.
@@ -188,6 +190,8 @@ pub(super) struct Pod {
     pub(super) status: bool,
     /// The status outlives a lost connection until then.
     pub(super) status_hold: Option<Instant>,
+    /// An enrolled pod whose netns a restarted executor cannot reach yet counts as enrolled until then.
+    pub(super) reach_hold: Option<Instant>,
     pub(super) backoff: Backoff,
     pub(super) problem: Option<(&'static str, Failure)>,
     pub(super) adopting: bool,
@@ -211,6 +215,7 @@ impl Pod {
             probes_confirmed: false,
             status: false,
             status_hold: None,
+            reach_hold: None,
             backoff: Backoff::default(),
             problem: None,
             adopting: false,
@@ -319,6 +324,7 @@ impl Pod {
     /// When something becomes due without an event.
     pub(super) fn wake(&self, now: Instant) -> Option<Instant> {
         let mut wake = earliest(self.backoff.wake(now), self.status_hold);
+        wake = earliest(wake, self.reach_hold);
         for answer in self.answers.values() {
             if let Answer::Nacked { again } = answer {
                 wake = earliest(wake, Some(*again));

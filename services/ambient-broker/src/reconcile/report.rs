@@ -12,7 +12,8 @@ use super::world::World;
 impl World {
     /// Compares the pod with what was told of it last and tells what is new.
     pub(super) fn settle(&mut self, pod: &mut Pod) {
-        let (standing, reason) = self.standing(pod);
+        let held = self.hold_reach(pod);
+        let (standing, reason) = self.standing(pod, held);
         self.settle_status(pod, standing);
         let enrolled = standing == Standing::Enrolled;
         if enrolled != pod.was_enrolled {
@@ -35,8 +36,23 @@ impl World {
         }
     }
 
+    /// A restarted executor cannot reach any netns until it got the descriptors back, which takes moments; the rules
+    /// are in place meanwhile. True while that is believed of the pod.
+    fn hold_reach(&self, pod: &mut Pod) -> bool {
+        let unreachable = |pod: &Pod| {
+            pod.usable()
+                .is_some_and(|current| current.established && !current.sandbox.reachable)
+        };
+        if !pod.was_enrolled || !unreachable(pod) {
+            pod.reach_hold = None;
+            return false;
+        }
+        let until = self.now + self.settings.status_hold;
+        *pod.reach_hold.get_or_insert(until) > self.now
+    }
+
     /// Every selected pod that has not ended is exactly one of pending, enrolled and broken.
-    fn standing(&self, pod: &Pod) -> (Standing, &'static str) {
+    fn standing(&self, pod: &Pod, held: bool) -> (Standing, &'static str) {
         let Some(options) = pod.wanted() else {
             if pod.is_undecided() && !pod.ended() {
                 return (Standing::Pending, "namespace-undetermined");
@@ -55,7 +71,7 @@ impl World {
                 None => (Standing::Pending, "no-sandbox"),
             };
         };
-        if let Some(failure) = &current.sandbox.broken {
+        if let Some(failure) = current.sandbox.broken.as_ref().filter(|_| !held) {
             return (Standing::Broken, super::add::reason(failure));
         }
         if let Some((reason, _)) = &pod.problem {

@@ -1,6 +1,6 @@
 //! What the executor tells: sandboxes that come, change and go, and answers to our calls.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use sluice_proto::ambient::Desired;
 use sluice_proto::code::ErrorCode;
@@ -10,7 +10,7 @@ use sluice_proto::sandbox::Failure;
 use super::add::reason;
 use super::event::{Effect, Event, Refused, Sandbox, SandboxId, Verdict};
 use super::pod::{Add, Completing, Current, Descriptor, Pod};
-use super::world::{Link, World};
+use super::world::{Link, Prune, World};
 use super::{COMPONENT, State};
 use crate::reconcile::backoff::Backoff;
 
@@ -148,13 +148,20 @@ impl State {
         let Some(batch) = self.world.probes.in_flight.take() else {
             return;
         };
-        let owners: Vec<_> = batch.0.iter().map(|entry| entry.owner.clone()).collect();
+        let owners: BTreeSet<_> = batch.0.iter().map(|entry| entry.owner.clone()).collect();
+        let pruned = batch.2;
         let failure = match result {
             Ok(()) => {
                 self.world.probes.backoff.reset();
+                if pruned {
+                    self.world.prune = Prune::default();
+                }
                 None
             }
             Err(failure) => {
+                if pruned {
+                    self.world.prune_later();
+                }
                 let (first, longest) = self.world.settings.retry;
                 let World {
                     probes, jitter, now, ..
@@ -167,14 +174,15 @@ impl State {
         for owner in owners {
             self.with(&owner, |_, pod| match &failure {
                 None => pod.probes_confirmed = !pod.probes.is_empty(),
+                // What is in the set already was not the reason.
+                Some(_) if pod.probes_confirmed => {}
                 Some(failure) => pod.problem = Some(("probe-set", failure.clone())),
             });
         }
-        if self.world.is_listing() {
-            return;
-        }
         // An ADD may have waited for a list that prunes.
-        self.advance_all();
+        if pruned {
+            self.advance_all();
+        }
     }
 }
 
@@ -184,7 +192,8 @@ impl World {
         let pending = sandbox.pending;
         match pod.current.as_mut() {
             Some(current)
-                if current.sandbox.id == sandbox.id && sandbox.netns.is_same_netns(&current.sandbox.netns) =>
+                if current.sandbox.id == sandbox.id
+                    && sandbox.netns.is_same_netns(&current.sandbox.netns) =>
             {
                 let listing = matches!(self.link, Link::Listing(_));
                 current.update(sandbox, listing);
@@ -256,6 +265,7 @@ impl World {
             looking: false,
             look: Backoff::default(),
             look_error: None,
+            fetch_error: None,
         });
         pod.timings.clear();
         pod.problem = None;
@@ -392,8 +402,14 @@ impl World {
             Err(failure) => {
                 current.descriptor = Descriptor::Missing;
                 current.fetch.failed(now, first, longest, &mut self.jitter);
-                match current.add.as_ref() {
-                    Some(add) if add.refusing.is_none() && wanted => self.refuse(pod, failure),
+                match current.add.as_mut() {
+                    Some(add)
+                        if add.refusing.is_none() && wanted && failure.code == ErrorCode::SandboxGone =>
+                    {
+                        self.refuse(pod, failure);
+                    }
+                    // Tried again within the ADD's deadline.
+                    Some(add) => add.fetch_error = Some(failure),
                     None if wanted => pod.problem = Some((reason(&failure), failure)),
                     _ => {}
                 }

@@ -14,6 +14,9 @@ use super::event::{ConnectionId, Effect, Epoch, Level, ProbeEntry, SandboxId};
 use super::pod::{Decision, Pod};
 use crate::source;
 
+/// First pause before the probe set is pruned after all.
+const PRUNE_AGAIN: Duration = Duration::from_millis(250);
+
 /// Numbers an operator may change.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -125,7 +128,7 @@ impl ProbeQueue {
 
     /// Puts back a batch that failed; what was decided since wins.
     pub(super) fn put_back(&mut self, batch: (BTreeSet<ProbeEntry>, BTreeSet<ProbeEntry>, bool)) {
-        // A prune is not put back: its list would be an old one.
+        // A prune is not put back: its list would be an old one. It stays owed.
         let (add, remove, _) = batch;
         for entry in add {
             if !self.remove.contains(&entry) {
@@ -138,6 +141,13 @@ impl ProbeQueue {
             }
         }
     }
+}
+
+/// Whether the probe set still has to be freed of what earlier lives left in it.
+#[derive(Debug, Default)]
+pub(super) struct Prune {
+    pub(super) owed: bool,
+    pub(super) backoff: Backoff,
 }
 
 /// Everything but the pods.
@@ -158,6 +168,7 @@ pub(super) struct World {
     pub(super) connections: BTreeMap<ConnectionId, bool>,
     pub(super) zds_open: bool,
     pub(super) probes: ProbeQueue,
+    pub(super) prune: Prune,
     pub(super) jitter: Jitter,
     pub(super) now: Instant,
     pub(super) out: Vec<Effect>,
@@ -179,6 +190,7 @@ impl World {
             connections: BTreeMap::new(),
             zds_open: false,
             probes: ProbeQueue::default(),
+            prune: Prune::default(),
             now,
             out: Vec::new(),
             epoch: 0,
@@ -192,6 +204,14 @@ impl World {
     pub(super) fn next_epoch(&mut self) -> Epoch {
         self.epoch += 1;
         Epoch(self.epoch)
+    }
+
+    /// The probe set cannot be pruned now.
+    pub(super) fn prune_later(&mut self) {
+        let (now, longest) = (self.now, self.settings.retry.1);
+        self.prune
+            .backoff
+            .failed(now, PRUNE_AGAIN, longest, &mut self.jitter);
     }
 
     /// The connection that serves ADDs: the newest of those whose snapshot was acknowledged.

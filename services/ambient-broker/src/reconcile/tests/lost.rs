@@ -98,6 +98,56 @@ fn an_event_that_came_while_the_lost_answer_was_awaited_counts() {
 }
 
 #[test]
+fn a_descriptor_that_does_not_come_is_asked_for_again_within_the_deadline() {
+    let mut bench = Bench::new();
+    bench.proxy(C1, &[]);
+    bench.apply(pod(1, true));
+    let pending = sandbox(1, 1, true);
+    bench.tell(Event::SandboxPending(Box::new(pending.clone())));
+    bench.programmed(&pending, ambient());
+    bench.take();
+    let fails = |bench: &mut Bench| {
+        bench.tell(Event::Fetched {
+            id: pending.id.clone(),
+            pod: uid(1),
+            result: Err(failure(ErrorCode::BrokerState)),
+        });
+    };
+    fails(&mut bench);
+    bench.pass(Duration::from_millis(10));
+    let effects = bench.take();
+    assert!(
+        matches!(effects.as_slice(), [Effect::FetchDescriptor { .. }]),
+        "{effects:?}"
+    );
+    bench.fetched(&pending);
+    offered(&bench.take());
+
+    // It never comes: the refusal says why.
+    let second = sandbox(1, 2, true);
+    bench.tell(Event::SandboxPending(Box::new(second.clone())));
+    bench.programmed(&second, ambient());
+    bench.tell(Event::Fetched {
+        id: second.id.clone(),
+        pod: uid(1),
+        result: Err(failure(ErrorCode::BrokerState)),
+    });
+    bench.pass(Duration::from_secs(9));
+    bench.programmed(&second, Desired::None);
+    let effects = bench.take();
+    let refused = effects.iter().find_map(|e| match e {
+        Effect::Complete {
+            id,
+            verdict: Verdict::Refuse(failure),
+            ..
+        } if *id == second.id => Some(failure),
+        _ => None,
+    });
+    let refused = refused.unwrap_or_else(|| panic!("not refused: {effects:?}"));
+    assert!(refused.cause.contains("test: stage: cause"), "{refused}");
+}
+
+#[test]
 fn the_same_sandbox_with_another_netns_starts_anew() {
     let (mut bench, old, epoch) = Bench::enrolled();
     bench.fetched(&old);
@@ -111,7 +161,10 @@ fn the_same_sandbox_with_another_netns_starts_anew() {
     assert_eq!(withdraws(&effects), 1, "ztunnel keeps a dead netns: {effects:?}");
     let dropped = |e: &Effect| matches!(e, Effect::DropDescriptor(id) if *id == old.id);
     let fetched = |e: &Effect| matches!(e, Effect::FetchDescriptor { .. });
-    let drop_at = effects.iter().position(dropped).expect("the descriptor is closed");
+    let drop_at = effects
+        .iter()
+        .position(dropped)
+        .expect("the descriptor is closed");
     let fetch_at = effects.iter().position(fetched).expect("a new one is fetched");
     assert!(drop_at < fetch_at, "{effects:?}");
     bench.withdrawn(epoch);

@@ -172,3 +172,129 @@ fn a_sandbox_that_a_restarted_executor_does_not_list_is_gone() {
     bench.tell(Event::SandboxesListed);
     assert_eq!(withdraws(&bench.take()), 1);
 }
+
+/// The executor has restarted and cannot reach any netns yet.
+fn restart_unreachable(bench: &mut Bench, enrolled: &Sandbox) -> Sandbox {
+    bench.tell(Event::ExecutorDisconnected);
+    bench.tell(Event::ExecutorConnected);
+    let lost = Sandbox {
+        pending: false,
+        programmed: ambient(),
+        reachable: false,
+        broken: Some(failure(ErrorCode::OpenerNetns)),
+        ..enrolled.clone()
+    };
+    bench.tell(Event::SandboxPresent(Box::new(lost.clone())));
+    bench.tell(Event::SandboxesListed);
+    lost
+}
+
+#[test]
+fn an_executor_restart_breaks_no_enrolled_pod_that_is_reachable_again_soon() {
+    let (mut bench, enrolled, _) = Bench::enrolled();
+    let lost = restart_unreachable(&mut bench, &enrolled);
+    assert_eq!(bench.report(1).standing, Standing::Enrolled);
+    bench.pass(Duration::from_secs(3));
+    let status = |effects: &[Effect]| effects.iter().any(|e| matches!(e, Effect::WriteStatus { .. }));
+    assert!(!status(&bench.take()));
+    bench.tell(Event::SandboxChanged(Box::new(Sandbox {
+        reachable: true,
+        broken: None,
+        ..lost
+    })));
+    bench.pass(Duration::from_secs(10));
+    assert!(!status(&bench.take()));
+    assert_eq!(bench.report(1).standing, Standing::Enrolled);
+}
+
+#[test]
+fn a_netns_that_stays_unreachable_breaks_its_pod_in_the_end() {
+    let (mut bench, enrolled, _) = Bench::enrolled();
+    restart_unreachable(&mut bench, &enrolled);
+    bench.pass(Duration::from_secs(6));
+    let report = bench.report(1);
+    assert_eq!(
+        (report.standing, report.reason),
+        (Standing::Broken, "netns-not-found")
+    );
+    let written = |e: &Effect| matches!(e, Effect::WriteStatus { enrolled: false, .. });
+    assert!(bench.take().iter().any(written));
+}
+
+fn prunes(effects: &[Effect]) -> usize {
+    let prune = |e: &&Effect| matches!(e, Effect::SyncProbes { prune: true, .. });
+    effects.iter().filter(prune).count()
+}
+
+#[test]
+fn a_prune_that_failed_is_made_again_with_a_new_list_and_nobody_notices() {
+    let mut bench = Bench::cold();
+    bench.apply(pod(1, true));
+    bench.tell(Event::SourceSynced);
+    bench.tell(Event::ExecutorConnected);
+    let present = Sandbox {
+        programmed: ambient(),
+        ..sandbox(1, 1, false)
+    };
+    bench.tell(Event::SandboxPresent(Box::new(present.clone())));
+    bench.tell(Event::SandboxesListed);
+    bench.fetched(&present);
+    let effects = bench.take();
+    assert_eq!(prunes(&effects), 1);
+    bench.proxy(C1, &[(1, offered(&effects))]);
+    bench.tell(Event::ProbesSynced(Err(failure(ErrorCode::HostUnreachable))));
+    bench.pass(Duration::from_millis(10));
+    bench.tell(Event::ProbesSynced(Ok(())));
+    assert_eq!(bench.report(1).standing, Standing::Enrolled);
+    bench.effects.clear();
+    bench.pass(Duration::from_secs(1));
+    let published = bench.effects.iter().any(|e| matches!(e, Effect::Publish { .. }));
+    assert!(!published, "the pod's report changed");
+    let effects = bench.take();
+    assert!(
+        effects
+            .iter()
+            .any(|e| matches!(e, Effect::SyncProbes { add, prune: true, .. } if add.len() == 1)),
+        "{effects:?}"
+    );
+    bench.tell(Event::ProbesSynced(Ok(())));
+    bench.pass(Duration::from_mins(1));
+    assert_eq!(prunes(&bench.take()), 0, "pruned twice");
+}
+
+#[test]
+fn a_prune_waits_until_it_is_certain_what_belongs_into_the_set() {
+    let mut bench = Bench::cold();
+    let mut running = pod(1, true);
+    running.phase = Phase::Running;
+    running.ips = vec![IpAddr::from([10, 0, 0, 1])];
+    bench.apply(running);
+    bench.tell(Event::SourceSynced);
+    bench.tell(Event::ExecutorConnected);
+    bench.tell(Event::SandboxesListed);
+    bench.pass(Duration::from_secs(6));
+    let effects = bench.take();
+    assert!(effects.contains(&Effect::ZdsOpen));
+    assert_eq!(prunes(&effects), 0);
+    bench.tell(Event::Adopted {
+        pod: uid(1),
+        result: Ok(Box::new(sandbox(1, 1, false))),
+    });
+    bench.pass(Duration::from_secs(6));
+    assert_eq!(prunes(&bench.take()), 1);
+}
+
+#[test]
+fn one_refused_probe_address_does_not_break_pods_that_have_theirs() {
+    let (mut bench, enrolled, _) = Bench::enrolled();
+    bench.tell(Event::ExecutorDisconnected);
+    bench.tell(Event::ExecutorConnected);
+    bench.tell(Event::SandboxPresent(Box::new(Sandbox {
+        pending: false,
+        programmed: ambient(),
+        ..enrolled
+    })));
+    bench.tell(Event::SandboxesListed);
+    bench.tell(Event::ProbesSynced(Err(failure(ErrorCode::InvalidInput))));
+    assert_eq!(bench.report(1).standing, Standing::Enrolled);
+}

@@ -39,15 +39,14 @@ fn a_pod_that_was_in_the_mesh_before_a_restart_stays_in_it() {
     bench.tell(Event::ProbesSynced(Ok(())));
     let report = bench.report(1);
     assert_eq!(report.standing, Standing::Enrolled);
-    assert!(
-        report.verdict.contains("namespace default"),
-        "{}",
-        report.verdict
-    );
+    assert!(report.verdict.contains("namespace default"), "{}", report.verdict);
     bench.tell(mesh_namespace());
     bench.tell(Event::Undetermined(false));
     let effects = bench.take();
-    assert!(programs(&effects).is_empty() && withdraws(&effects) == 0, "{effects:?}");
+    assert!(
+        programs(&effects).is_empty() && withdraws(&effects) == 0,
+        "{effects:?}"
+    );
 }
 
 #[test]
@@ -127,8 +126,7 @@ fn a_pod_whose_own_labels_decide_needs_no_namespace() {
     let effects = bench.take();
     assert_eq!(programs(&effects), [ambient()]);
     let mut out = pod(2, false);
-    out.labels
-        .insert("istio.io/dataplane-mode".into(), "none".into());
+    out.labels.insert("istio.io/dataplane-mode".into(), "none".into());
     bench.apply(out);
     bench.tell(Event::SandboxPending(Box::new(sandbox(2, 1, true))));
     assert_eq!(verdicts(&bench.take()), [Verdict::Pass]);
