@@ -1,6 +1,7 @@
 //! Decides which pods are in the mesh, drives the executor, and serves ztunnel.
 mod compat;
 pub mod config;
+mod door;
 pub mod driver;
 pub mod executor;
 mod handoff;

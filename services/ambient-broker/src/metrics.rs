@@ -46,6 +46,11 @@ struct Response {
     response_code: u16,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Socket {
+    socket: &'static str,
+}
+
 /// All metrics of the process.
 #[derive(Debug)]
 pub struct Metrics {
@@ -65,6 +70,7 @@ pub struct Metrics {
     zds_queue_depth: Gauge,
     zds_oldest_waiter_seconds: Gauge<f64, AtomicU64>,
     zds_refused_peers: Gauge,
+    refused_peers: Family<Socket, Counter>,
     zds_protocol_errors: Gauge,
     host_and_pod_repairs: Gauge,
     open_descriptors: Gauge,
@@ -93,6 +99,7 @@ impl Default for Metrics {
             zds_queue_depth: Gauge::default(),
             zds_oldest_waiter_seconds: Gauge::default(),
             zds_refused_peers: Gauge::default(),
+            refused_peers: Family::default(),
             zds_protocol_errors: Gauge::default(),
             host_and_pod_repairs: Gauge::default(),
             open_descriptors: Gauge::default(),
@@ -158,6 +165,11 @@ impl Metrics {
         );
         register!("zds_refused_peers", "Peers refused by uid", zds_refused_peers);
         register!(
+            "refused_peers",
+            "Peers of the other sockets refused by uid",
+            refused_peers
+        );
+        register!(
             "zds_protocol_errors",
             "Connections closed for breaking the protocol",
             zds_protocol_errors
@@ -212,6 +224,11 @@ impl Metrics {
         self.plugin_requests
             .get_or_create(&Response { response_code })
             .inc();
+    }
+
+    /// A peer of a Unix socket other than ZDS was refused.
+    pub(crate) fn refused_peer(&self, socket: &'static str) {
+        self.refused_peers.get_or_create(&Socket { socket }).inc();
     }
 
     /// Where the pods stand.

@@ -10,7 +10,7 @@ use futures_util::StreamExt;
 use sluice_proto::paths::RunDir;
 use sluice_proto::pb::workload::pod_netns_server::PodNetnsServer;
 use sluice_proto::transport::seqpacket::SeqpacketListener;
-use sluice_proto::transport::uds::{BindError, Peer, PeerPolicy, bind_stream};
+use sluice_proto::transport::uds::{BindError, PeerPolicy, bind_stream};
 use sluice_selection::SelectionConfig;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
@@ -19,6 +19,7 @@ use tokio_util::task::TaskTracker;
 use tonic::transport::server::Server;
 
 use crate::compat::Compatibility;
+use crate::door::{Door, doors};
 use crate::driver::{Beat, Driver, Parts, Query};
 use crate::executor::Executor;
 use crate::handoff;
@@ -137,22 +138,17 @@ pub async fn run(
     let driver = Driver::new(config.settings, config.selection, parts, events, inbox, questions);
     tasks.spawn(driver.run(end.clone()));
     tasks.spawn(handoffs);
-    tasks.spawn(time_until_ready(ready, metrics, stop.clone()));
+    tasks.spawn(time_until_ready(ready, metrics.clone(), stop.clone()));
     tasks.spawn(zds.serve(listeners.zds, stop.clone(), end.clone()));
-    serve_unix(listeners.http, servers.monitoring.clone(), &tasks, &stop);
+    let [workload, http, plugin] = doors(config.workload_peers, &metrics);
+    serve_unix(listeners.http, http, servers.monitoring.clone(), &tasks, &stop);
     if let Some(listener) = listeners.compatibility {
-        serve_unix(listener, servers.compatibility, &tasks, &stop);
+        serve_unix(listener, plugin, servers.compatibility, &tasks, &stop);
     }
     if let Some(listener) = listeners.tcp {
         serve_tcp(listener, servers.monitoring, &tasks, &stop);
     }
-    serve_workloads(
-        listeners.workload,
-        servers.workloads,
-        config.workload_peers,
-        &tasks,
-        &stop,
-    );
+    serve_workloads(listeners.workload, workload, servers.workloads, &tasks, &stop);
     tasks.spawn(feed(feeding));
     stop.cancelled().await;
     finish(&tasks, &end, &queries).await;
@@ -251,10 +247,16 @@ async fn bind(config: &Config, zds: &Zds) -> Result<Listeners, StartError> {
     })
 }
 
-fn serve_unix<H: Handler>(listener: UnixListener, handler: H, tasks: &TaskTracker, stop: &CancellationToken) {
+fn serve_unix<H: Handler>(
+    listener: UnixListener,
+    door: Door,
+    handler: H,
+    tasks: &TaskTracker,
+    stop: &CancellationToken,
+) {
     let (connections, stop) = (tasks.clone(), stop.clone());
     tasks.spawn(async move {
-        while let Some(stream) = accept(&listener, &stop).await {
+        while let Some(stream) = accept(&listener, &door, &stop).await {
             serve_connection(stream, handler.clone(), &connections, &stop);
         }
     });
@@ -276,15 +278,16 @@ fn serve_tcp<H: Handler>(listener: TcpListener, handler: H, tasks: &TaskTracker,
     });
 }
 
-/// The next connection; `None`: asked to stop.
-async fn accept(listener: &UnixListener, stop: &CancellationToken) -> Option<UnixStream> {
+/// The next connection that may be served; `None`: asked to stop.
+async fn accept(listener: &UnixListener, door: &Door, stop: &CancellationToken) -> Option<UnixStream> {
     loop {
         let accepted = tokio::select! {
             () = stop.cancelled() => return None,
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((stream, _)) => return Some(stream),
+            Ok((stream, _)) if door.admits(&stream) => return Some(stream),
+            Ok(_) => {}
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -295,23 +298,17 @@ async fn accept(listener: &UnixListener, stop: &CancellationToken) -> Option<Uni
 
 fn serve_workloads(
     listener: UnixListener,
+    door: Door,
     workloads: Workloads,
-    peers: PeerPolicy,
     tasks: &TaskTracker,
     stop: &CancellationToken,
 ) {
     let stop = stop.clone();
     tasks.spawn(async move {
         let accepting = stop.clone();
-        let incoming = futures_util::stream::unfold((listener, accepting, peers), |state| async move {
-            loop {
-                let stream = accept(&state.0, &state.1).await?;
-                match Peer::of(&stream).map(|peer| state.2.check(peer)) {
-                    Ok(Ok(())) => return Some((Ok::<_, std::io::Error>(stream), state)),
-                    Ok(Err(refused)) => tracing::warn!(error = %refused, "workload peer refused"),
-                    Err(error) => tracing::warn!(%error, "workload peer is unknown"),
-                }
-            }
+        let incoming = futures_util::stream::unfold((listener, door, accepting), |state| async move {
+            let stream = accept(&state.0, &state.1, &state.2).await?;
+            Some((Ok::<_, std::io::Error>(stream), state))
         });
         let served = Server::builder()
             .add_service(PodNetnsServer::new(workloads))
