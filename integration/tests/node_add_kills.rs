@@ -168,23 +168,33 @@ fn while_the_broker_completes() {
     killed_when(&mesh, answered, || goes_on(&mesh.broker));
 }
 
+/// How long an ADD takes that nobody disturbs.
+fn undisturbed(mesh: &Mesh, name: &str) -> Duration {
+    let pod = declared(mesh, name).unwrap();
+    let elapsed = mesh.add(&pod).unwrap().ok().unwrap().last().elapsed;
+    mesh.del(&pod).unwrap().ok().unwrap();
+    mesh.manifests.delete_pod(&pod).unwrap();
+    pod.delete().unwrap();
+    elapsed
+}
+
 #[test]
 fn at_any_moment() {
     let (mesh, bystander) = start();
     let traces = Traces::of(&mesh).unwrap();
-    // How long an ADD takes here and now.
-    let pod = declared(&mesh, "measure").unwrap();
-    let whole = mesh.add(&pod).unwrap().ok().unwrap().last().elapsed;
-    mesh.del(&pod).unwrap().ok().unwrap();
-    mesh.manifests.delete_pod(&pod).unwrap();
-    pod.delete().unwrap();
+    // How long an ADD takes here and now; the first one warms up.
+    let whole = (0..4)
+        .map(|i| undisturbed(&mesh, &format!("measure-{i}")))
+        .min()
+        .unwrap();
     let mut cut_short = 0;
     for i in 0..RANDOM_KILLS {
         let pod = declared(&mesh, &format!("victim-{i}")).unwrap();
         let before = NetnsState::of(pod.netns()).unwrap();
         let (inode, interface) = (pod.netns().inode(), pod.host_ifname().to_owned());
         let plugin = mesh.start_add(&pod).unwrap();
-        std::thread::sleep(whole * i / RANDOM_KILLS);
+        // Beyond the end, too: the machine may have become slower meanwhile.
+        std::thread::sleep(whole * 3 * i / RANDOM_KILLS);
         plugin.kill();
         let passed = plugin.wait().unwrap().status.success();
         cut_short += u32::from(!passed);
@@ -199,7 +209,7 @@ fn at_any_moment() {
         wait_let_go(&mesh, inode, &interface, LET_GO + Duration::from_secs(1)).unwrap();
     }
     println!("{cut_short} of {RANDOM_KILLS} ADDs of about {whole:?} were cut short");
-    assert!(cut_short > RANDOM_KILLS / 4, "{cut_short}");
+    assert!(cut_short >= RANDOM_KILLS / 8, "{cut_short}");
     traces.wait_restored(&mesh, PATIENCE).unwrap();
     mesh.wait_state(&bystander, PodState::Enrolled, PATIENCE).unwrap();
 }

@@ -19,7 +19,8 @@ use sluice_testkit::traffic::dns::{DnsServer, query};
 use sluice_testkit::traffic::server::EchoServer;
 use socket2::{Domain, Socket, Type};
 
-const ANSWER: Duration = Duration::from_secs(5);
+/// Long enough for a SYN that was lost twice.
+const ANSWER: Duration = Duration::from_secs(10);
 /// What probes come from inside a pod (the same addresses as Istio's agent uses).
 const PROBE: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(169, 254, 7, 127)),
@@ -338,13 +339,15 @@ fn guest(pod: &Pod, plain: &Pod, name: &str) -> Netns {
     at(
         pod.netns(),
         "ip",
-        &format!("addr add 10.9.0.1/24 dev {name}\n addr add fd09::1/64 dev {name}\n link set {name} up"),
+        &format!(
+            "addr add 10.9.0.1/24 dev {name}\n addr add fd09::1/64 dev {name} nodad\n link set {name} up"
+        ),
     );
     let (v4, v6) = (pod.address(false), pod.address(true));
     at(
         &guest,
         "ip",
-        "link set lo up\n addr add 10.9.0.2/24 dev far\n addr add fd09::2/64 dev far\n link set far up
+        "link set lo up\n addr add 10.9.0.2/24 dev far\n addr add fd09::2/64 dev far nodad\n link set far up
          route add default via 10.9.0.1\n -6 route add default via fd09::1",
     );
     at(
