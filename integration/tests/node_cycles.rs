@@ -178,7 +178,7 @@ fn thousands_of_adds_and_dels_leave_nothing_behind() {
     .unwrap();
     mesh.manifests.namespace("default", "ambient").unwrap();
     let proxy = Handoff::ready(&mesh, "proxy").unwrap();
-    run_cycles(&mesh, "warm", cycles / 5);
+    run_cycles(&mesh, "warm", cycles / 10);
     let interfaces = || mesh.node().interfaces().unwrap().len();
     poll_true("warm-up is over", PATIENCE, || interfaces() == 2).unwrap();
     let before = footprints(&mesh);

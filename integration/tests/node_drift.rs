@@ -170,7 +170,12 @@ fn moves(replace: impl FnOnce(&Mesh, Pod) -> Pod) {
         })
     };
     poll_true("the new netns is enrolled", BOUND, enrolled).unwrap();
-    wait_let_go(&mesh, inode, &veth, BOUND).unwrap();
+    let interfaces = || mesh.node().interfaces().unwrap();
+    poll_true("the old netns is gone", BOUND, || !interfaces().contains(&veth)).unwrap();
+    // The kernel gives a number that is free again to the next netns.
+    if new.netns().inode() != inode {
+        wait_let_go(&mesh, inode, &veth, BOUND).unwrap();
+    }
     assert!(
         watch
             .states(&new)
