@@ -316,6 +316,7 @@ mod tests {
             timings: Vec::new(),
             acked: None,
             retries: 0,
+            rules_version: String::new(),
         };
         assert_eq!(progress(&report, &netns(7)), None);
         // Same device and inode: numbers are used again at once.

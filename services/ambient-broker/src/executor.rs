@@ -8,7 +8,7 @@ mod descriptors;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sluice_proto::ambient::Desired;
 use sluice_proto::code::ErrorCode;
@@ -33,6 +33,8 @@ use descriptors::Descriptors;
 
 /// The executor sends a heartbeat every 5 s; without any event for this long the session is given up.
 const SILENCE: Duration = Duration::from_secs(12);
+/// From here on the silence is worth telling.
+const HEARTBEAT: Duration = Duration::from_secs(7);
 /// One call, unless it says otherwise.
 const CALL: Duration = Duration::from_secs(5);
 /// Adoption may scan all of `/proc`.
@@ -60,6 +62,8 @@ struct Link {
     session: Option<Session>,
     listed: bool,
     preflight: Option<Result<Vec<Feature>, String>>,
+    /// When the watch told something last; a heartbeat counts.
+    heard: Option<Instant>,
     repaired: u64,
 }
 
@@ -165,6 +169,7 @@ impl Executor {
             let Some(event) = message.and_then(|message| message.event) else {
                 return Ok(());
             };
+            self.link().heard = Some(Instant::now());
             if matches!(event, sandbox_event::Event::SnapshotDone(_)) {
                 self.link().listed = true;
                 tracing::info!("executor connected");
@@ -200,6 +205,11 @@ impl Executor {
         self.link().listed
     }
 
+    /// How long the watch has been silent, if that is longer than the executor's heartbeat allows.
+    pub fn silence(&self) -> Option<Duration> {
+        silence(self.link().heard?, Instant::now())
+    }
+
     /// The last preflight: `None` before the first answer.
     pub fn last_preflight(&self) -> Option<Result<Vec<Feature>, String>> {
         self.link().preflight.clone()
@@ -210,8 +220,8 @@ impl Executor {
         self.link().repaired
     }
 
-    /// Makes a sandbox's namespace match `desired`.
-    pub async fn program(&self, id: &SandboxId, pod: &PodUid, desired: &Desired) -> Result<(), Refused> {
+    /// Makes a sandbox's namespace match `desired`; returns the fingerprint of its rules.
+    pub async fn program(&self, id: &SandboxId, pod: &PodUid, desired: &Desired) -> Result<String, Refused> {
         let stage = "program rules";
         let mut client = self.client(stage).map_err(Refused::Lost)?;
         let request = ProgramRequest {
@@ -224,7 +234,7 @@ impl Executor {
             .await
             .map_err(Refused::Lost)?;
         match response.outcome {
-            Some(program_response::Outcome::Programmed(_)) => Ok(()),
+            Some(program_response::Outcome::Programmed(programmed)) => Ok(programmed.fingerprint),
             Some(program_response::Outcome::TooLate(_)) => Err(Refused::TooLate),
             Some(program_response::Outcome::Failed(failure)) => Err(Refused::Failed(failure.into())),
             None => Err(Refused::Failed(malformed(stage))),
@@ -380,6 +390,11 @@ impl Executor {
     }
 }
 
+fn silence(heard: Instant, now: Instant) -> Option<Duration> {
+    let silence = now.saturating_duration_since(heard);
+    (silence > HEARTBEAT).then_some(silence)
+}
+
 async fn call<T>(
     stage: &str,
     limit: Duration,
@@ -413,4 +428,17 @@ fn malformed(stage: &str) -> Failure {
 
 fn invalid(stage: &str, error: &sluice_proto::sandbox::InvalidMessage) -> Failure {
     Failure::new(ErrorCode::InvalidInput, COMPONENT, stage, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_is_silent_only_once_a_heartbeat_is_missing() {
+        let heard = Instant::now();
+        let after = |seconds| silence(heard, heard + Duration::from_secs(seconds));
+        assert_eq!(after(6), None);
+        assert_eq!(after(9), Some(Duration::from_secs(9)));
+    }
 }

@@ -1,10 +1,8 @@
 //! Tells the executor which mesh pods no proxy has, for the runtime's CHECK: the executor itself cannot know.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use sluice_proto::code::ErrorCode;
-use sluice_proto::id::PodUid;
 use sluice_proto::sandbox::Failure;
 use tokio_util::sync::CancellationToken;
 
@@ -20,25 +18,21 @@ const AGAIN: Duration = Duration::from_secs(5);
 pub(crate) async fn tell(registry: Registry, executor: Executor, stop: CancellationToken) {
     let mut told = None;
     loop {
-        let missing: BTreeMap<PodUid, Failure> = registry
-            .reports()
-            .iter()
-            .filter_map(|report| Some((report.pod.uid.clone(), not_handed_over(report)?)))
-            .collect();
+        let missing = registry.missing_handoffs();
         if told.as_ref() != Some(&missing) {
             let sent = executor.sync_handoffs(&missing).await;
             told = sent.is_ok().then_some(missing);
         }
         tokio::select! {
             () = stop.cancelled() => return,
-            () = registry.changed() => {}
+            () = registry.handoffs_changed() => {}
             () = tokio::time::sleep(AGAIN) => told = None,
         }
     }
 }
 
 /// Why no proxy has a mesh pod; `None`: one has it, or it is on its way.
-fn not_handed_over(report: &PodReport) -> Option<Failure> {
+pub(crate) fn not_handed_over(report: &PodReport) -> Option<Failure> {
     match report.reason {
         "no-proxy" => Some(Failure::new(
             ErrorCode::NoProxy,

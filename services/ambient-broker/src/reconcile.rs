@@ -23,9 +23,9 @@ mod properties;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sluice_proto::ambient::Desired;
 use sluice_proto::id::{Namespace, PodName, PodUid};
@@ -41,6 +41,9 @@ use world::World;
 
 /// Our name in failures.
 pub const COMPONENT: &str = "ambient-broker";
+
+/// All pods are looked at this often, whatever happens.
+const SWEEP: Duration = Duration::from_secs(5);
 
 /// How many pods stand where.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -61,6 +64,9 @@ pub struct Counts {
 #[derive(Debug)]
 pub struct State {
     pods: HashMap<PodUid, Pod>,
+    /// When which pod wants to be looked at again, so that neither an event nor a tick costs a walk over all.
+    due: BTreeSet<(Instant, PodUid)>,
+    swept: Instant,
     world: World,
 }
 
@@ -69,6 +75,8 @@ impl State {
     pub fn new(settings: Settings, selection: SelectionConfig, now: Instant) -> Self {
         Self {
             pods: HashMap::new(),
+            due: BTreeSet::new(),
+            swept: now,
             world: World::new(settings, selection, now),
         }
     }
@@ -88,8 +96,7 @@ impl State {
     /// When the next [`Event::Tick`] is due, if nothing else happens.
     pub fn wake(&self) -> Option<Instant> {
         let now = self.world.now;
-        let pods = self.pods.values().filter_map(|pod| pod.wake(now));
-        let mut wake = pods.filter(|at| *at > now).min();
+        let mut wake = self.due.first().map(|(at, _)| *at);
         wake = earliest(wake, self.world.probes.backoff.wake(now));
         wake = earliest(wake, self.world.prune.backoff.wake(now));
         if let (Some(listed), false) = (self.world.listed, self.world.zds_open) {
@@ -173,7 +180,7 @@ impl State {
             Event::NamespaceDeleted(namespace) => self.namespace_changed(&namespace.name, None),
             Event::Undetermined(undetermined) => self.undetermined(undetermined),
             Event::LookedUp { pod, found } => self.looked_up(&pod, found),
-            Event::Tick => self.advance_all(),
+            Event::Tick => self.tick(),
             event @ (Event::ZdsConnected(_)
             | Event::ZdsReady { .. }
             | Event::ZdsAcked { .. }
@@ -190,7 +197,17 @@ impl State {
         let Some(pod) = self.pods.get_mut(uid) else { return };
         change(&mut self.world, pod);
         self.world.advance(pod);
+        let wake = pod.wake(self.world.now);
+        if wake != pod.due {
+            if let Some(at) = std::mem::replace(&mut pod.due, wake) {
+                self.due.remove(&(at, uid.clone()));
+            }
+            self.due.extend(wake.map(|at| (at, uid.clone())));
+        }
         if pod.forgettable() {
+            if let Some(at) = pod.due {
+                self.due.remove(&(at, uid.clone()));
+            }
             let reference = pod.reference.clone();
             let published = pod.report.is_some();
             self.pods.remove(uid);
@@ -200,6 +217,21 @@ impl State {
                     report: None,
                 });
             }
+        }
+    }
+
+    /// Looks at the pods whose time has come; at all of them once in a while, in case anything was overlooked.
+    fn tick(&mut self) {
+        let now = self.world.now;
+        if now >= self.swept + SWEEP {
+            self.swept = now;
+            self.advance_all();
+            return;
+        }
+        let due = self.due.iter().take_while(|(at, _)| *at <= now);
+        let due: Vec<_> = due.map(|(_, uid)| uid.clone()).collect();
+        for uid in due {
+            self.with(&uid, |_, _| {});
         }
     }
 
@@ -321,10 +353,7 @@ impl State {
             add.found |= hit;
             add.look_error = error;
             if !hit {
-                let (first, longest) = (
-                    std::time::Duration::from_millis(20),
-                    std::time::Duration::from_millis(250),
-                );
+                let (first, longest) = (Duration::from_millis(20), Duration::from_millis(250));
                 add.look.failed(now, first, longest, &mut world.jitter);
             }
         });

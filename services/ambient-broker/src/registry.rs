@@ -1,14 +1,16 @@
 //! What node-local tools may see: the last report of every pod, and those who want to hear of changes.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sluice_proto::id::{PodRef, PodUid};
 use sluice_proto::pb::executor::SnapshotDone;
 use sluice_proto::pb::types;
 use sluice_proto::pb::workload::{Pod, PodEvent, PodState, StageTiming, pod_event};
+use sluice_proto::sandbox::Failure;
 use tokio::sync::{Notify, mpsc};
 
+use crate::handoff::not_handed_over;
 use crate::reconcile::event::{PodReport, Standing};
 
 /// Changes that may wait for one subscriber; whoever is slower is cut off and lists again.
@@ -18,12 +20,14 @@ const BACKLOG: usize = 1024;
 #[derive(Debug, Clone, Default)]
 pub struct Registry {
     shared: Arc<Mutex<Shared>>,
-    changed: Arc<Notify>,
+    handoffs_changed: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
     reports: HashMap<PodUid, Arc<PodReport>>,
+    /// Mesh pods that no proxy has, and why.
+    missing: BTreeMap<PodUid, Failure>,
     subscribers: Vec<mpsc::Sender<PodEvent>>,
 }
 
@@ -39,6 +43,15 @@ impl Registry {
     /// Takes over a pod's report, or that the pod is gone.
     pub fn publish(&self, pod: &PodRef, report: Option<Arc<PodReport>>) {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        // An ADD that goes well wakes nobody up here, however many pods there are.
+        let missing = report.as_deref().and_then(not_handed_over);
+        if missing.as_ref() != shared.missing.get(&pod.uid) {
+            match missing {
+                Some(failure) => shared.missing.insert(pod.uid.clone(), failure),
+                None => shared.missing.remove(&pod.uid),
+            };
+            self.handoffs_changed.notify_one();
+        }
         let event = if let Some(report) = report {
             let heard = !shared.subscribers.is_empty();
             let event = heard.then(|| pod_event::Event::Changed(to_pb(&report)));
@@ -48,7 +61,6 @@ impl Registry {
             shared.reports.remove(&pod.uid);
             Some(pod_event::Event::Gone(pod.into()))
         };
-        self.changed.notify_one();
         if let Some(event) = event {
             let event = PodEvent { event: Some(event) };
             shared
@@ -70,9 +82,15 @@ impl Registry {
         }
     }
 
-    /// Waits until a report has changed since the last call. For one caller.
-    pub(crate) async fn changed(&self) {
-        self.changed.notified().await;
+    /// Mesh pods that no proxy has, and why.
+    pub(crate) fn missing_handoffs(&self) -> BTreeMap<PodUid, Failure> {
+        let shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.missing.clone()
+    }
+
+    /// Waits until these have changed since the last call. For one caller.
+    pub(crate) async fn handoffs_changed(&self) {
+        self.handoffs_changed.notified().await;
     }
 
     /// One pod's report.
@@ -137,6 +155,6 @@ pub fn to_pb(report: &PodReport) -> Pod {
         zds_connection: report.acked.map_or(0, |(connection, _)| connection.0),
         acked_unix_ms: report.acked.map_or(0, |(_, at)| at),
         retries: report.retries,
-        rules_version: String::new(),
+        rules_version: report.rules_version.clone(),
     }
 }

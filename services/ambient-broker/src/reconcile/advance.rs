@@ -13,7 +13,10 @@ use super::world::World;
 
 impl World {
     pub(super) fn advance(&mut self, pod: &mut Pod) {
-        self.fetch_descriptor(pod);
+        // A pod that passes needs no descriptor for that: its verdict goes out first.
+        if pod.wanted().is_some() {
+            self.fetch_descriptor(pod);
+        }
         if pod.pending_add().is_some() {
             self.advance_add(pod);
         } else if pod.usable().is_none() {
@@ -29,6 +32,7 @@ impl World {
         } else {
             self.leave(pod);
         }
+        self.fetch_descriptor(pod);
         self.settle(pod);
     }
 

@@ -117,8 +117,8 @@ pub enum Event {
         pod: PodUid,
         /// What was asked for.
         desired: Desired,
-        /// How it went.
-        result: Result<(), Refused>,
+        /// Fingerprint of the rules, or how it went wrong.
+        result: Result<String, Refused>,
     },
     /// Answer to [`Effect::FetchDescriptor`].
     Fetched {
@@ -424,6 +424,8 @@ pub struct PodReport {
     pub acked: Option<(ConnectionId, u64)>,
     /// Failed attempts in a row.
     pub retries: u32,
+    /// Short fingerprint of the rules in the netns; empty: none, or not programmed in this life of the broker.
+    pub rules_version: String,
 }
 
 /// A point in time the machine wants a [`Event::Tick`] at.

@@ -92,6 +92,8 @@ pub(super) struct Current {
     pub(super) sandbox: Sandbox,
     /// How the namespace is, as far as is known.
     pub(super) rules: Desired,
+    /// Short fingerprint of the rules as they were programmed last in this life.
+    pub(super) rules_version: String,
     /// What is being programmed, and since when.
     pub(super) programming: Option<(Desired, Instant)>,
     pub(super) descriptor: Descriptor,
@@ -123,6 +125,7 @@ impl Current {
         Self {
             rules: sandbox.programmed.clone(),
             sandbox,
+            rules_version: String::new(),
             programming: None,
             descriptor: Descriptor::Missing,
             fetch: Backoff::default(),
@@ -199,6 +202,8 @@ pub(super) struct Pod {
     pub(super) logged: Option<Instant>,
     pub(super) was_enrolled: bool,
     pub(super) report: Option<Arc<PodReport>>,
+    /// When it is looked at again; as in the state's index.
+    pub(super) due: Option<Instant>,
 }
 
 impl Pod {
@@ -223,6 +228,7 @@ impl Pod {
             logged: None,
             was_enrolled: false,
             report: None,
+            due: None,
         }
     }
 
@@ -321,33 +327,34 @@ impl Pod {
             && !self.adopting
     }
 
-    /// When something becomes due without an event.
+    /// When something becomes due without an event; always in the future.
     pub(super) fn wake(&self, now: Instant) -> Option<Instant> {
-        let mut wake = earliest(self.backoff.wake(now), self.status_hold);
-        wake = earliest(wake, self.reach_hold);
+        let mut wake = None;
+        let mut at = |at: Option<Instant>| wake = earliest(wake, at.filter(|at| *at > now));
+        at(self.backoff.wake(now));
+        at(self.status_hold);
+        at(self.reach_hold);
         for answer in self.answers.values() {
             if let Answer::Nacked { again } = answer {
-                wake = earliest(wake, Some(*again));
+                at(Some(*again));
             }
         }
         let Some(current) = &self.current else {
             return wake;
         };
-        wake = earliest(wake, current.fetch.wake(now));
+        at(current.fetch.wake(now));
         if let Some(add) = &current.add
             && add.completing.is_none()
         {
-            wake = earliest(wake, add.look.wake(now));
-            wake = earliest(
-                wake,
-                add.unwind_until
-                    .or(Some(add.deadline).filter(|_| add.refusing.is_none())),
-            );
+            at(add.look.wake(now));
+            at(add
+                .unwind_until
+                .or(Some(add.deadline).filter(|_| add.refusing.is_none())));
         }
         if !current.drain.done {
-            wake = earliest(wake, current.drain.deadline);
+            at(current.drain.deadline);
             if !current.drain.inspecting {
-                wake = earliest(wake, current.drain.inspect_at);
+                at(current.drain.inspect_at);
             }
         }
         wake

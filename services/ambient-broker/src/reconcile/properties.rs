@@ -321,7 +321,7 @@ impl World {
                     Err(Refused::Lost(broken()))
                 } else {
                     self.rules.insert(id.clone(), desired.clone());
-                    Ok(())
+                    Ok(String::new())
                 };
                 Event::Programmed {
                     id,

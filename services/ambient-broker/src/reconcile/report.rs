@@ -151,6 +151,10 @@ impl World {
             timings: pod.timings.clone(),
             acked,
             retries: pod.backoff.attempts(),
+            rules_version: current
+                .filter(|current| current.rules != Desired::None)
+                .map(|current| current.rules_version.clone())
+                .unwrap_or_default(),
         }
     }
 }

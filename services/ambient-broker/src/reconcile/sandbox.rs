@@ -14,6 +14,9 @@ use super::world::{Link, Prune, World};
 use super::{COMPONENT, State};
 use crate::reconcile::backoff::Backoff;
 
+/// Characters of a fingerprint that are shown.
+const VERSION: usize = 12;
+
 impl State {
     pub(super) fn executor(&mut self, event: Event) {
         match event {
@@ -329,7 +332,7 @@ impl World {
         pod.current = None;
     }
 
-    fn programmed(&mut self, pod: &mut Pod, desired: Desired, result: Result<(), Refused>) {
+    fn programmed(&mut self, pod: &mut Pod, desired: Desired, result: Result<String, Refused>) {
         let now = self.now;
         let Some(current) = pod.current.as_mut() else {
             return;
@@ -342,8 +345,9 @@ impl World {
             return;
         }
         match result {
-            Ok(()) => {
+            Ok(fingerprint) => {
                 current.rules = desired;
+                current.rules_version = fingerprint.chars().take(VERSION).collect();
                 current.drain.inspect_at = None;
                 pod.timed("rules", now - since);
                 self.emit(Effect::Timed {

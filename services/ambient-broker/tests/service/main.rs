@@ -276,8 +276,8 @@ async fn a_label_enrols_a_running_pod_and_its_removal_drains_it() {
     );
 
     let mut ztunnel = node.ztunnel().await;
-    assert!(matches!(ztunnel.recv().await.unwrap(), Payload::SnapshotSent(_)));
     assert!(matches!(ztunnel.recv().await.unwrap(), Payload::Add(_)));
+    assert!(matches!(ztunnel.recv().await.unwrap(), Payload::SnapshotSent(_)));
     node.until(1, "enrolled", |pod| pod.state() == PodState::Enrolled)
         .await;
     assert_eq!(node.executor.mode("c1"), Mode::Ambient);
@@ -290,6 +290,7 @@ async fn a_label_enrols_a_running_pod_and_its_removal_drains_it() {
     node.until(1, "out", |pod| pod.state() == PodState::Out).await;
     let programs: Vec<_> = node.executor.calls().into_iter().filter(touched).collect();
     let expected = [
+        "program c1 MODE_DRAINING",
         "program c1 MODE_AMBIENT",
         "program c1 MODE_DRAINING",
         "program c1 MODE_NONE",

@@ -350,3 +350,33 @@ fn a_pod_is_complained_about_once_in_ten_seconds() {
     }
     assert!((1..=3).contains(&complaints), "{complaints} in 19 s");
 }
+
+#[test]
+fn an_add_among_hundreds_of_pods_concerns_only_its_own() {
+    let mut bench = Bench::new();
+    bench.proxy(C1, &[]);
+    let numbered = |n: u8| {
+        let mut of_n = sandbox(u32::from(n), 1, true);
+        of_n.addresses = vec![IpAddr::from([10, 0, 1, n])];
+        of_n
+    };
+    for n in 1..=250 {
+        bench.apply(pod(n.into(), true));
+        let sandbox = numbered(n);
+        let epoch = bench.add_until_offered(&sandbox);
+        bench.acked(n.into(), C1, epoch);
+        bench.completed(&sandbox, Ok(()));
+    }
+    bench.effects.clear();
+    bench.apply(pod(251, true));
+    let last = numbered(251);
+    let epoch = bench.add_until_offered(&last);
+    bench.acked(251, C1, epoch);
+    bench.completed(&last, Ok(()));
+    let foreign = bench.effects.iter().filter(|e| match e {
+        Effect::Publish { pod, .. } => pod.uid != uid(251),
+        _ => false,
+    });
+    assert_eq!(foreign.count(), 0);
+    assert_eq!(bench.state.wake(), None, "something wakes the loop without cause");
+}
