@@ -37,6 +37,9 @@ pub struct Args {
     /// Mode of the ZDS socket, octal.
     #[arg(long, env = "SLUICE_ZDS_MODE", value_parser = octal, default_value = "0660")]
     pub zds_mode: u32,
+    /// Group of the ZDS socket, for a ztunnel that does not run as root. The broker must be a member of it.
+    #[arg(long, env = "SLUICE_ZDS_GID")]
+    pub zds_gid: Option<u32>,
     /// Snapshot messages in flight on one connection; 1: one after the other.
     #[arg(long, env = "SLUICE_ZDS_WINDOW", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub zds_window: u16,
@@ -152,6 +155,12 @@ mod tests {
 
     fn args(extra: &[&str]) -> Result<Args, clap::Error> {
         Args::try_parse_from(["ambient-broker", "--manifests", "/m"].iter().chain(extra))
+    }
+
+    #[test]
+    fn the_zds_sockets_group_is_as_it_was_unless_named() {
+        assert_eq!(args(&[]).unwrap().zds_gid, None);
+        assert_eq!(args(&["--zds-gid", "1337"]).unwrap().zds_gid, Some(1337));
     }
 
     #[test]

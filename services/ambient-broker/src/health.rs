@@ -62,6 +62,11 @@ impl Health {
         }
         if !self.executor.is_connected() {
             reasons.push("the executor is not connected".into());
+        } else if let Some(silence) = self.executor.silence() {
+            let seconds = silence.as_secs();
+            reasons.push(format!(
+                "the executor's watch is silent for {seconds} s, its heartbeat comes every 5 s"
+            ));
         }
         match self.executor.last_preflight() {
             None => reasons.push("preflight is not finished".into()),

@@ -62,6 +62,7 @@ fn config(args: &Args) -> anyhow::Result<Config> {
         },
         zds: zds::Options {
             mode: args.zds_mode,
+            group: args.zds_gid,
             window: args.zds_window.into(),
             ..zds::Options::new(socket, args.zds_uids.clone())
         },
