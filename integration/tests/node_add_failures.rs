@@ -21,15 +21,16 @@ use sluice_testkit::wait::poll_true;
 
 /// A node with one bystander in the mesh, so that "as before" is not "empty".
 struct Stage {
-    _bystander: Pod,
+    #[expect(dead_code, reason = "it is there")]
+    bystander: Pod,
     mesh: Mesh,
 }
 
 impl Stage {
     fn start() -> Self {
         let mesh = mesh_with(MeshOptions::default()).unwrap();
-        let _bystander = sluice_integration::scene::mesh_pod(&mesh, "bystander").unwrap();
-        Self { _bystander, mesh }
+        let bystander = sluice_integration::scene::mesh_pod(&mesh, "bystander").unwrap();
+        Self { bystander, mesh }
     }
 
     /// Runs an ADD that must fail with `code` from `component`; nothing of it may be left anywhere, before any DEL.

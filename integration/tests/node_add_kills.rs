@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 use sluice_integration::adds::{declared, mesh_with};
 use sluice_integration::descriptors::{LET_GO, holders, wait_let_go};
 use sluice_integration::kernel_state::{NetnsState, Traces, assert_netns_is, sandbox_files};
+use sluice_integration::manifests::PodOptions;
 use sluice_integration::mesh::{Mesh, MeshOptions};
 use sluice_integration::scene::{PATIENCE, mesh_pod};
 use sluice_proto::pb::workload::PodState;
@@ -51,7 +52,7 @@ fn gone_without_del(mesh: &Mesh, pod: Pod) {
     pod.delete().unwrap();
     wait_let_go(mesh, inode, &interface, LET_GO).unwrap();
     let heir = mesh.node().pod("heir").addresses(&addresses).create().unwrap();
-    mesh.manifests.pod(&heir, &Default::default()).unwrap();
+    mesh.manifests.pod(&heir, &PodOptions::default()).unwrap();
     mesh.add(&heir).unwrap().ok().unwrap();
     mesh.wait_state(&heir, PodState::Enrolled, PATIENCE).unwrap();
     mesh.del(&heir).unwrap().ok().unwrap();

@@ -33,7 +33,8 @@ const RESOLVED: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 7);
 
 /// A mesh pod, a plain pod, and an application in each.
 struct Table {
-    _apps: [EchoServer; 2],
+    #[expect(dead_code, reason = "it answers as long as it is there")]
+    apps: [EchoServer; 2],
     meshed: Pod,
     plain: Pod,
     mesh: Mesh,
@@ -51,9 +52,9 @@ impl Table {
             mesh.add(pod).unwrap().ok().unwrap();
         }
         mesh.wait_state(&meshed, PodState::Enrolled, PATIENCE).unwrap();
-        let _apps = [&meshed, &plain].map(|pod| EchoServer::start(pod.netns(), APP_PORT).unwrap());
+        let apps = [&meshed, &plain].map(|pod| EchoServer::start(pod.netns(), APP_PORT).unwrap());
         Self {
-            _apps,
+            apps,
             meshed,
             plain,
             mesh,
