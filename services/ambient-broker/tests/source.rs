@@ -1,5 +1,7 @@
 //! The manifest directory on a real directory: what is told, when, and what is not.
 
+#![allow(clippy::expect_used, reason = "a failed step is a failed test")]
+
 use std::fs;
 use std::io::Write;
 use std::path::Path;
@@ -163,7 +165,7 @@ async fn a_file_being_written_is_read_when_its_writer_closes_it() {
     let (mut fixture, _) = Fixture::with(WatchMode::Auto, &[("a.yaml", &text)]).await;
     // Truncated, then written up to the labels: a whole manifest of a pod without any.
     let mut file = fs::File::create(fixture.path("a.yaml")).unwrap();
-    file.write_all(text[..text.find("  labels").unwrap()].as_bytes())
+    file.write_all(&text.as_bytes()[..text.find("  labels").unwrap()])
         .unwrap();
     fixture.quiet().await;
     // Another file's change does not make it be read either.

@@ -1,5 +1,7 @@
 //! The manifest directory without room for inotify. Alone in its process: it lowers the process's limits.
 
+#![allow(clippy::expect_used, reason = "a failed step is a failed test")]
+
 use std::fs;
 use std::time::{Duration, Instant};
 
