@@ -1,13 +1,16 @@
 //! Command line and environment, validated before anything else happens.
 
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use sluice_proto::ambient::{PROBE_IPV4, PROBE_IPV6};
 use sluice_proto::paths::{BROKER_UID, DEADLINES, RUN_DIR, RunDir};
 use sluice_proto::transport::uds::PeerPolicy;
 
 use crate::node::Settings;
+use crate::rules::HostOptions;
 use crate::server::Peers;
 
 /// Programs redirection rules in pod network namespaces.
@@ -41,6 +44,15 @@ pub struct Arguments {
     /// Milliseconds between two attempts to reach lost namespaces.
     #[arg(long, env = "SLUICE_RECOVERY_INTERVAL_MS", default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(100..=600_000))]
     recovery_interval_ms: u64,
+    /// Source address of the host's probes to mesh pods, IPv4; the broker must be told the same.
+    #[arg(long, env = "SLUICE_PROBE_IPV4", default_value_t = PROBE_IPV4)]
+    probe_ipv4: Ipv4Addr,
+    /// Source address of the host's probes to mesh pods, IPv6; the broker must be told the same.
+    #[arg(long, env = "SLUICE_PROBE_IPV6", default_value_t = PROBE_IPV6)]
+    probe_ipv6: Ipv6Addr,
+    /// Leave IPv6 alone.
+    #[arg(long, env = "SLUICE_NO_IPV6")]
+    no_ipv6: bool,
     /// What to do; serve if nothing is named.
     #[command(subcommand)]
     pub command: Option<Command>,
@@ -86,6 +98,11 @@ impl From<&Arguments> for Config {
                 full_drift: Duration::from_millis(arguments.full_drift_interval_ms),
                 recovery: Duration::from_millis(arguments.recovery_interval_ms),
                 give_up: Duration::from_mins(1),
+                host: HostOptions {
+                    ipv6: !arguments.no_ipv6,
+                    probe_ipv4: arguments.probe_ipv4,
+                    probe_ipv6: arguments.probe_ipv6,
+                },
             },
             run,
         }

@@ -55,8 +55,8 @@ impl Hub {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new watcher: first the snapshot, then every change.
-    pub fn subscribe(self: &Arc<Self>) -> Subscription {
+    /// A new watcher: first the snapshot, then every change. `decides`: it is a broker.
+    pub fn subscribe(self: &Arc<Self>, decides: bool) -> Subscription {
         let (queue, changes) = mpsc::channel(QUEUE);
         let overflowed = Arc::new(AtomicBool::new(false));
         let mut state = self.lock();
@@ -75,8 +75,11 @@ impl Hub {
             queue,
             overflowed: Arc::clone(&overflowed),
         });
-        self.watching.send_modify(|count| *count += 1);
+        if decides {
+            self.watching.send_modify(|count| *count += 1);
+        }
         Subscription {
+            decides,
             snapshot: snapshot.into_iter(),
             changes,
             overflowed,
@@ -84,12 +87,12 @@ impl Hub {
         }
     }
 
-    /// How many watch now; changes wake the receiver.
+    /// How many brokers watch now; changes wake the receiver.
     pub fn watching(&self) -> watch::Receiver<usize> {
         self.watching.subscribe()
     }
 
-    /// Whether anybody watches.
+    /// Whether a broker watches.
     pub fn is_watched(&self) -> bool {
         *self.watching.borrow() > 0
     }
@@ -170,6 +173,7 @@ pub struct Subscription {
     changes: mpsc::Receiver<SandboxEvent>,
     overflowed: Arc<AtomicBool>,
     hub: Arc<Hub>,
+    decides: bool,
 }
 
 impl tokio_stream::Stream for Subscription {
@@ -194,7 +198,9 @@ impl tokio_stream::Stream for Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         self.changes.close();
-        self.hub.watching.send_modify(|count| *count -= 1);
+        if self.decides {
+            self.hub.watching.send_modify(|count| *count -= 1);
+        }
     }
 }
 
@@ -218,7 +224,7 @@ mod tests {
     async fn a_watcher_sees_the_snapshot_then_changes() {
         let hub = Arc::new(Hub::default());
         hub.record(&attachment("one"), view(1));
-        let mut watcher = hub.subscribe();
+        let mut watcher = hub.subscribe(true);
         assert!(hub.is_watched());
         hub.publish(&attachment("one"), view(2), Event::Changed);
         let mut events = Vec::new();
@@ -235,12 +241,14 @@ mod tests {
         );
         drop(watcher);
         assert!(!hub.is_watched());
+        let _onlooker = hub.subscribe(false);
+        assert!(!hub.is_watched(), "nobody who decides");
     }
 
     #[tokio::test]
     async fn a_slow_watcher_is_cut_off_and_told_so() {
         let hub = Arc::new(Hub::default());
-        let mut watcher = hub.subscribe();
+        let mut watcher = hub.subscribe(true);
         for _ in 0..=QUEUE {
             hub.tell(&Event::Heartbeat(Heartbeat {}));
         }

@@ -41,8 +41,8 @@ pub trait Netns: Send {
     /// Reads everything back; one line a difference from `desired`.
     fn differences(&mut self, desired: &Desired) -> Result<Vec<String>, Failure>;
 
-    /// Connections whose translation still leads to the proxy.
-    fn redirected_connections(&mut self) -> Result<u32, Failure>;
+    /// Connections that are the proxy's: translated to it, or HBONE to one of the pod's `own` addresses.
+    fn redirected_connections(&mut self, own: &[IpAddr]) -> Result<u32, Failure>;
 
     /// Whether an interface of this name exists.
     fn has_interface(&mut self, name: &InterfaceName) -> Result<bool, Failure>;

@@ -13,6 +13,7 @@ use crate::metrics::Metrics;
 use crate::opener_client::OpenerClient;
 use crate::probe_set::ProbeSet;
 use crate::reaper::Reaper;
+use crate::rules::HostOptions;
 use crate::sandbox::registry::Registry;
 use crate::table::probes::ProbeOwners;
 use crate::table::{Table, TableError};
@@ -35,6 +36,8 @@ pub struct Settings {
     /// After so long in vain a namespace that is nowhere is given up. A runtime may take its time to bring it back
     /// after a restart; the broker can have a pod that still runs looked for again.
     pub give_up: Duration,
+    /// What the host's rules are made of; pods must be programmed with the same.
+    pub host: HostOptions,
 }
 
 /// The executor cannot start.

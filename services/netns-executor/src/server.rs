@@ -100,13 +100,12 @@ pub async fn serve(node: Arc<Node>, sockets: Sockets, stop: CancellationToken) {
         .max_decoding_message_size(MAX_EXECUTOR_MESSAGE);
     let stopped = || stop.clone().cancelled_owned();
     let outcome = tokio::join!(
-        grpc()
-            .add_service(cni_service)
-            .serve_with_incoming_shutdown(plugins, stopped()),
+        // One service a socket: no router is needed.
+        grpc().serve_with_incoming_shutdown(cni_service, plugins, stopped()),
         // The broker's watch never ends by itself, so nobody waits for it.
         async {
             tokio::select! {
-                served = grpc().add_service(executor_service).serve_with_incoming(brokers) => served,
+                served = grpc().serve_with_incoming(executor_service, brokers) => served,
                 () = stopped() => Ok(()),
             }
         }

@@ -75,7 +75,11 @@ fn runtime() -> anyhow::Result<Runtime> {
 
 /// Serves until SIGTERM. Call it after privileges were dropped.
 pub fn run(config: Config) -> anyhow::Result<()> {
-    let kernel = Arc::new(RealKernel::new().context("cannot read the own network namespace")?);
+    let kernel = Arc::new(
+        RealKernel::new()
+            .context("cannot read the own network namespace")?
+            .with_host_options(config.settings.host.clone()),
+    );
     runtime()?.block_on(async {
         let node = Node::new(config.settings, kernel)?;
         restore::restore(&node).await?;

@@ -254,7 +254,8 @@ fn only_live_redirected_connections_are_counted() {
     let netns = Netns::new();
     netns.sh("ip link add d0 type veth peer name d1; ip link set d0 up; ip link set d1 up; ip addr add 192.0.2.1/24 dev d0; ip addr add fd00:2::1/64 dev d0 nodad");
     let sockets = netns.sockets();
-    assert_eq!(redirected_connections(&sockets.netfilter).unwrap(), 0);
+    let own: [IpAddr; 2] = ["192.0.2.1".parse().unwrap(), "fd00:2::1".parse().unwrap()];
+    assert_eq!(redirected_connections(&sockets.netfilter, &own).unwrap(), 0);
     apply(&sockets, &Desired::Ambient(AmbientOptions::default())).unwrap();
     let (outbound, direct) = netns.run(|| {
         let outbound = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 15001)).unwrap();
@@ -269,13 +270,23 @@ fn only_live_redirected_connections_are_counted() {
     let second = (connect("[fd00:2::9]:80"), accept(&outbound));
     let _loopback = (connect("127.0.0.1:8080"), accept(&direct));
     let _to_the_proxy_itself = (connect("127.0.0.1:15001"), accept(&outbound));
-    assert_eq!(redirected_connections(&sockets.netfilter).unwrap(), 2);
+    assert_eq!(redirected_connections(&sockets.netfilter, &own).unwrap(), 2);
     apply(&sockets, &Desired::Draining(AmbientOptions::default())).unwrap();
-    assert_eq!(redirected_connections(&sockets.netfilter).unwrap(), 2);
+    assert_eq!(redirected_connections(&sockets.netfilter, &own).unwrap(), 2);
+    // What peers opened to the proxy before they heard that the pod leaves, and what the pod's own clients have there.
+    let hbone = netns.run(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, 15008)).unwrap());
+    let inbound = [
+        (connect("192.0.2.1:15008"), accept(&hbone)),
+        (connect("[fd00:2::1]:15008"), accept(&hbone)),
+    ];
+    let _elsewhere = (connect("127.0.0.1:15008"), accept(&hbone));
+    assert_eq!(redirected_connections(&sockets.netfilter, &own).unwrap(), 4);
+    drop(inbound);
+    assert_eq!(redirected_connections(&sockets.netfilter, &own).unwrap(), 2);
     drop(first);
-    assert_eq!(redirected_connections(&sockets.netfilter).unwrap(), 1);
+    assert_eq!(redirected_connections(&sockets.netfilter, &own).unwrap(), 1);
     drop(second);
-    assert_eq!(redirected_connections(&sockets.netfilter).unwrap(), 0);
+    assert_eq!(redirected_connections(&sockets.netfilter, &own).unwrap(), 0);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use harness::{Broker, Executor, Pod, ambient, eventually};
 use sluice_netns_executor::kernel::fake::FakeKernel;
-use sluice_proto::ambient::Desired;
+use sluice_proto::ambient::{AmbientOptions, Desired};
 use sluice_proto::pb::cni::add_response::Outcome;
 use sluice_proto::pb::executor::sandbox_event::Event;
 use sluice_proto::pb::executor::{
@@ -150,6 +150,28 @@ async fn a_refusal_undoes_everything_before_the_runtime_hears_of_it() {
         Mode::Ambient,
         "another pod with the same address"
     );
+}
+
+#[tokio::test]
+async fn a_pod_that_expects_other_probes_than_the_host_sends_is_not_programmed() {
+    let mut s = setup().await;
+    let pod = Pod::new(&s.executor, "c1", "u1");
+    let _add = s.executor.add(&pod);
+    let sandbox = s.broker.pending().await;
+    let options = AmbientOptions {
+        probe_ipv4: "169.254.9.9".parse().unwrap(),
+        ..AmbientOptions::default()
+    };
+    let desired = (&Desired::Ambient(options)).into();
+    let outcome = s.broker.program(&sandbox, desired).await.outcome.unwrap();
+    let program_response::Outcome::Failed(failure) = outcome else {
+        panic!("{outcome:?}")
+    };
+    assert_eq!(failure.code, "EXE-INPUT");
+    for address in ["169.254.9.9", "169.254.7.127"] {
+        assert!(failure.cause.contains(address), "{}", failure.cause);
+    }
+    assert_eq!(s.kernel.netns(pod.inode()).changes, 0);
 }
 
 #[tokio::test]

@@ -153,7 +153,7 @@ impl Netns for Handle {
         Ok(lines)
     }
 
-    fn redirected_connections(&mut self) -> Result<u32, Failure> {
+    fn redirected_connections(&mut self, _: &[IpAddr]) -> Result<u32, Failure> {
         Ok(0)
     }
 

@@ -29,12 +29,17 @@ fn failed(error: impl std::error::Error + 'static) -> Failure {
 }
 
 impl Host {
-    pub(super) fn new(netns: OwnedFd, sockets: HostSockets, legacy: LegacySockets) -> Self {
+    pub(super) fn new(
+        netns: OwnedFd,
+        sockets: HostSockets,
+        legacy: LegacySockets,
+        options: HostOptions,
+    ) -> Self {
         Self {
             _netns: netns,
             sockets,
             legacy,
-            options: HostOptions::default(),
+            options,
             taken_over: false,
             generation: None,
         }

@@ -20,6 +20,7 @@ use crate::netlink::{
 };
 use crate::pool::COMPONENT;
 use crate::preflight::preflight;
+use crate::rules::HostOptions;
 use crate::takeover::{self, LegacySockets, Scope};
 
 /// Generation id of a namespace in which nobody has committed anything (net/netfilter/nf_tables_api.c).
@@ -33,6 +34,7 @@ pub struct RealKernel {
     /// Held open, so that the inode is nobody else's.
     _own: File,
     host: Mutex<Option<NetnsInode>>,
+    options: HostOptions,
 }
 
 impl RealKernel {
@@ -45,7 +47,14 @@ impl RealKernel {
             own: NetnsInode::of(&own).map_err(io::Error::other)?,
             _own: own,
             host: Mutex::new(None),
+            options: HostOptions::default(),
         })
+    }
+
+    /// With other host rules than the default ones.
+    #[must_use]
+    pub fn with_host_options(self, options: HostOptions) -> Self {
+        Self { options, ..self }
     }
 
     fn host(&self) -> std::sync::MutexGuard<'_, Option<NetnsInode>> {
@@ -130,7 +139,12 @@ impl Kernel for RealKernel {
         }
         let sockets = sockets(received.netfilter, received.route).map_err(|error| not_usable(&error))?;
         let legacy = legacy_sockets(received.legacy)?;
-        Ok(Box::new(Host::new(received.netns, sockets.into(), legacy)))
+        Ok(Box::new(Host::new(
+            received.netns,
+            sockets.into(),
+            legacy,
+            self.options.clone(),
+        )))
     }
 
     fn preflight(&self, scratch: Option<Vec<OwnedFd>>, ipv6: bool) -> Result<Vec<Feature>, Failure> {
@@ -239,8 +253,8 @@ impl Netns for PodNetns {
         Ok(differences)
     }
 
-    fn redirected_connections(&mut self) -> Result<u32, Failure> {
-        conntrack::redirected_connections(&self.sockets.netfilter)
+    fn redirected_connections(&mut self, own: &[IpAddr]) -> Result<u32, Failure> {
+        conntrack::redirected_connections(&self.sockets.netfilter, own)
             .map_err(|error| failed(ErrorCode::Rules, "count connections", &error))
     }
 

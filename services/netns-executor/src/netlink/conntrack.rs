@@ -1,10 +1,12 @@
 //! Connections that conntrack redirects to the proxy (`linux/netfilter/nfnetlink_conntrack.h`).
 
+use std::net::IpAddr;
+
 use super::bytes::{Attributes, Message, Writer};
 use super::error::NetlinkError;
 use super::nft::FIXED;
 use super::socket::{DUMP, NetfilterSocket, REQUEST};
-use crate::rules::{PORT_INBOUND, PORT_OUTBOUND, Protocol};
+use crate::rules::{PORT_HBONE, PORT_INBOUND, PORT_OUTBOUND, Protocol};
 
 /// Subsystem `NFNL_SUBSYS_CTNETLINK`, message `IPCTNL_MSG_CT_GET`.
 const GET: u16 = 1 << 8 | 1;
@@ -14,6 +16,9 @@ const TUPLE_REPLY: u16 = 2;
 const PROTOCOL_INFO: u16 = 4;
 const PROTOCOL_INFO_TCP: u16 = 1;
 const TCP_STATE: u16 = 1;
+const TUPLE_IP: u16 = 1;
+const IPV4_DESTINATION: u16 = 2;
+const IPV6_DESTINATION: u16 = 4;
 const TUPLE_PROTOCOL: u16 = 2;
 const PROTOCOL_NUMBER: u16 = 1;
 const SOURCE_PORT: u16 = 2;
@@ -21,10 +26,11 @@ const DESTINATION_PORT: u16 = 3;
 /// `TCP_CONNTRACK_TIME_WAIT` and `TCP_CONNTRACK_CLOSE` (`linux/netfilter/nf_conntrack_tcp.h`).
 const ENDED: [u8; 2] = [7, 8];
 
-/// Counts TCP connections that are translated to the proxy's redirection ports and have not ended. DNS is left out.
+/// Counts TCP connections that have not ended and are the proxy's: translated to its redirection ports, or made to
+/// its HBONE port at one of the pod's `own` addresses. DNS is left out.
 ///
 /// While it is not zero, the namespace's nat chains and the rules that keep conntrack going must stay.
-pub fn redirected_connections(socket: &NetfilterSocket) -> Result<u32, NetlinkError> {
+pub fn redirected_connections(socket: &NetfilterSocket, own: &[IpAddr]) -> Result<u32, NetlinkError> {
     socket.query(
         "the connections",
         |sequence| {
@@ -33,11 +39,11 @@ pub fn redirected_connections(socket: &NetfilterSocket) -> Result<u32, NetlinkEr
             writer.into_bytes()
         },
         || 0,
-        |count, message| *count += u32::from(message.ty == NEW && is_redirected(message)),
+        |count, message| *count += u32::from(message.ty == NEW && is_the_proxys(message, own)),
     )
 }
 
-fn is_redirected(message: &Message<'_>) -> bool {
+fn is_the_proxys(message: &Message<'_>, own: &[IpAddr]) -> bool {
     let attributes = message.attributes(FIXED);
     let port = |tuple, end| {
         let protocol = attributes.nested(tuple).nested(TUPLE_PROTOCOL);
@@ -55,5 +61,17 @@ fn is_redirected(message: &Message<'_>) -> bool {
     let ended = state
         .find(TCP_STATE)
         .is_some_and(|state| ENDED.iter().any(|ended| state == [*ended]));
-    dialled != answering && [PORT_OUTBOUND, PORT_INBOUND].contains(&answering) && !ended
+    let redirected = dialled != answering && [PORT_OUTBOUND, PORT_INBOUND].contains(&answering);
+    let hbone = dialled == PORT_HBONE && destination(&attributes).is_some_and(|to| own.contains(&to));
+    !ended && (redirected || hbone)
+}
+
+/// Where the connection was made to.
+fn destination(attributes: &Attributes<'_>) -> Option<IpAddr> {
+    let tuple = attributes.nested(TUPLE_ORIGINAL).nested(TUPLE_IP);
+    if let Some(v4) = tuple.find(IPV4_DESTINATION) {
+        return <[u8; 4]>::try_from(v4).ok().map(IpAddr::from);
+    }
+    let v6 = tuple.find(IPV6_DESTINATION)?;
+    <[u8; 16]>::try_from(v6).ok().map(IpAddr::from)
 }

@@ -37,6 +37,8 @@ pub struct Request {
     pub opened: Opened,
     /// When the connection was accepted.
     pub accepted: Instant,
+    /// When the call came.
+    pub called: Instant,
 }
 
 /// An ADD that waits for its answer. Dropping it withdraws the ADD.
@@ -210,7 +212,7 @@ fn create(node: &Arc<Node>, inner: &mut Inner, request: Request, replaced: &[Han
     let (sender, inbox) = mpsc::unbounded_channel();
     let (waiter, waiting) = waiter(inner, &sender);
     let mut task = register(node, inner, record, sender, inbox);
-    task.start_add(waiter, request.accepted);
+    task.start_add(waiter, request.accepted, request.called);
     Created {
         task,
         opened: request.opened,

@@ -199,11 +199,12 @@ impl Task {
             ..InspectResponse::default()
         };
         if self.descriptor.is_some() {
+            let own = self.record.addresses.clone();
             let draining = matches!(desired, Desired::Draining(_));
             let looked = self
                 .with_netns("inspect", move |netns| {
                     let redirected = if draining {
-                        netns.redirected_connections()?
+                        netns.redirected_connections(&own)?
                     } else {
                         0
                     };

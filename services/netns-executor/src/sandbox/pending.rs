@@ -49,13 +49,13 @@ impl PendingAdd {
 
 impl Task {
     /// An ADD begins.
-    pub(super) fn start_add(&mut self, waiter: Waiter, started: Instant) {
+    pub(super) fn start_add(&mut self, waiter: Waiter, started: Instant, called: Instant) {
         let now = Instant::now();
         let deadlines = self.node.settings.deadlines;
         self.add = Some(Box::new(PendingAdd {
             waiters: vec![waiter],
             started,
-            announced: now,
+            announced: called,
             heard: false,
             programmed: None,
             stage: ("the broker's decision", now),
@@ -71,14 +71,13 @@ impl Task {
             self.publish_silently();
             return Flow::Continue(());
         };
-        let now = Instant::now();
-        add.announced = now;
         add.waits_for("the broker's decision");
-        self.node.metrics.observe(Stage::Netns, now - add.started);
+        let called = std::mem::replace(&mut add.announced, Instant::now());
         if let Err(failure) = self.save() {
             return refuse(failure);
         }
         self.publish(Event::Pending);
+        self.node.metrics.observe(Stage::Netns, called.elapsed());
         Flow::Continue(())
     }
 
@@ -118,7 +117,8 @@ impl Task {
         self.record.addresses = addresses;
         self.record.pending = true;
         self.record.added_unix_ms = now;
-        self.start_add(waiter, Instant::now());
+        let now = Instant::now();
+        self.start_add(waiter, now, now);
         self.announce()
     }
 

@@ -339,6 +339,7 @@ mod tests {
             full_drift: Duration::from_secs(30),
             recovery: Duration::from_secs(2),
             give_up: Duration::from_mins(1),
+            host: crate::rules::HostOptions::default(),
         };
         let node = Node::new(settings, Arc::new(FakeKernel::default())).unwrap();
         let (_sender, inbox) = mpsc::unbounded_channel();

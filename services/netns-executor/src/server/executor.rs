@@ -1,5 +1,6 @@
 //! `NetnsExecutor`: what the broker asks. Everything is checked again here.
 
+use std::fmt::Display;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,10 +26,14 @@ use super::convert::{attachment, invalid, pod, unknown};
 use crate::hub::Subscription;
 use crate::node::Node;
 use crate::pool;
+use crate::rules::HostOptions;
 use crate::sandbox::{Completed, Message, Programmed, Verdict, adopt};
 
 /// How long an ADD waits for the host's namespace; the broker waits 5 s for the answer.
 const HOST_DEADLINE: Duration = Duration::from_secs(4);
+
+/// How the broker names itself when it watches.
+const BROKER: &str = "ambient-broker";
 
 #[derive(Debug)]
 pub(super) struct Executor {
@@ -87,6 +92,35 @@ fn owned_addresses(pb: Vec<ProbeAddress>) -> Result<Vec<(IpAddr, PodUid)>, Statu
     Ok(parsed.into_iter().flatten().collect())
 }
 
+/// A pod that expects probes from another address than the host gives them would fail every one.
+fn mismatch(desired: &Desired, host: &HostOptions) -> Option<Failure> {
+    let (Desired::Ambient(pod) | Desired::Draining(pod)) = desired else {
+        return None;
+    };
+    let v6_differs = pod.ipv6 && (!host.ipv6 || pod.probe_ipv6 != host.probe_ipv6);
+    if pod.probe_ipv4 == host.probe_ipv4 && !v6_differs {
+        return None;
+    }
+    let words = |ipv6: bool, probe_ipv4: &dyn Display, probe_ipv6: &dyn Display| {
+        if ipv6 {
+            format!("{probe_ipv4} and {probe_ipv6}")
+        } else {
+            format!("{probe_ipv4} and no IPv6")
+        }
+    };
+    let cause = format!(
+        "broker and executor are set up differently: the pod would expect probes from {}, the host gives them {}",
+        words(pod.ipv6, &pod.probe_ipv4, &pod.probe_ipv6),
+        words(host.ipv6, &host.probe_ipv4, &host.probe_ipv6),
+    );
+    Some(Failure::new(
+        ErrorCode::InvalidInput,
+        pool::COMPONENT,
+        "program rules",
+        cause,
+    ))
+}
+
 /// Addresses that no sandbox of their owner has.
 fn not_theirs(foreign: &[(IpAddr, PodUid)]) -> Option<Failure> {
     if foreign.is_empty() {
@@ -115,8 +149,10 @@ impl NetnsExecutor for Executor {
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Subscription>, Status> {
         let watcher: String = request.into_inner().watcher.chars().take(64).collect();
-        tracing::info!(watcher, "watcher connected");
-        Ok(Response::new(self.node.hub.subscribe()))
+        // Others may look on, but decide nothing: an ADD must not wait for them.
+        let decides = watcher.starts_with(BROKER);
+        tracing::info!(watcher, decides, "watcher connected");
+        Ok(Response::new(self.node.hub.subscribe(decides)))
     }
 
     async fn program(&self, request: Request<ProgramRequest>) -> Result<Response<ProgramResponse>, Status> {
@@ -127,6 +163,9 @@ impl NetnsExecutor for Executor {
             .ok_or(InvalidMessage::Missing("desired"))
             .map_err(invalid)?;
         let desired = Desired::try_from(desired).map_err(invalid)?;
+        if let Some(failure) = mismatch(&desired, &self.node.settings.host) {
+            return Ok(Response::new(programmed(Programmed::Failed(failure))));
+        }
         let handle = self.node.registry.find(&key);
         let Some(handle) = handle.filter(|handle| handle.pod.uid.as_str() == request.pod_uid) else {
             return Ok(Response::new(programmed(Programmed::TooLate)));

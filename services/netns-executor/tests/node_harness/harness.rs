@@ -10,6 +10,7 @@ use std::time::Duration;
 use prost::Message as _;
 use sluice_netns_executor::kernel::Kernel;
 use sluice_netns_executor::node::{Node, Settings};
+use sluice_netns_executor::rules::HostOptions;
 use sluice_netns_executor::sandbox::restore;
 use sluice_netns_executor::server::{Peers, Sockets, serve};
 use sluice_proto::ambient::{AmbientOptions, Desired};
@@ -67,6 +68,7 @@ pub(crate) fn settings(run: &RunDir) -> Settings {
         full_drift: Duration::from_secs(1),
         recovery: Duration::from_millis(100),
         give_up: Duration::from_secs(1),
+        host: HostOptions::default(),
     }
 }
 
