@@ -2,6 +2,7 @@
 //! Needs root.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -71,8 +72,10 @@ fn goes_on(process: &Process) {
     process.signal(Signal::SIGCONT).unwrap();
 }
 
-fn programmed(pod: &Pod) -> bool {
-    NetnsState::of(pod.netns()).unwrap().text().contains("redirect")
+/// The proxy has received the netns; it may not have answered yet.
+fn held_by_proxy(mesh: &Mesh, pod: &Pod) -> bool {
+    let holders = holders(mesh, pod.netns().inode()).unwrap();
+    holders.iter().any(|holder| holder.starts_with("standin-proxy"))
 }
 
 #[test]
@@ -111,10 +114,7 @@ fn while_the_proxy_is_asked() {
     mesh.control()
         .behave(Behaviour::default().delay_ms("add:default/victim", 1_500))
         .unwrap();
-    let asked = |pod: &Pod| {
-        let holders = holders(&mesh, pod.netns().inode()).unwrap();
-        holders.iter().any(|holder| holder.starts_with("standin-proxy"))
-    };
+    let asked = |pod: &Pod| held_by_proxy(&mesh, pod);
     killed_when(&mesh, asked, || {});
 }
 
@@ -150,19 +150,14 @@ fn while_the_proxy_is_awaited() {
 fn while_the_broker_completes() {
     let (mesh, _bystander) = start();
     mesh.control()
-        .behave(Behaviour::default().delay_ms("add:default/victim", 300))
+        .behave(Behaviour::default().delay_ms("add:default/victim", 2_000))
         .unwrap();
-    // The proxy's answer waits in a broker that has stopped.
+    // The proxy's answer waits in a broker that was stopped while the proxy thought.
+    let broker_stopped = Cell::new(false);
     let answered = |pod: &Pod| {
-        if programmed(pod)
-            && mesh
-                .broker
-                .status()
-                .unwrap()
-                .field("State")
-                .starts_with(['S', 'R'])
-        {
+        if !broker_stopped.get() && held_by_proxy(&mesh, pod) {
             stopped(&mesh.broker);
+            broker_stopped.set(true);
         }
         mesh.control().counts().unwrap().workloads.contains_key(pod.uid())
     };

@@ -16,7 +16,7 @@ use sluice_proto::pb::workload::PodState;
 use sluice_testkit::cni::{Attachment, Chain};
 use sluice_testkit::pod::Pod;
 use sluice_testkit::process::{binary, output, text};
-use sluice_testkit::wait::poll_true;
+use sluice_testkit::wait::{poll_true, poll_until};
 
 const VERSIONS: [&str; 4] = ["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
@@ -122,8 +122,12 @@ fn check_finds_a_probe_address_that_is_gone() {
     let mesh = without_drift_pass();
     let pod = mesh_pod(&mesh, "web").unwrap();
     let element = format!("delete element inet sluice-host probes-v4 {{ {} }}", pod.ip());
-    text(mesh.node().place(), "nft", &[&element], b"").unwrap();
-    let error = check(&mesh, &pod).unwrap_err();
+    // Again, if it was put back meanwhile.
+    let error = poll_until("CHECK finds it", PATIENCE, || {
+        let _ = text(mesh.node().place(), "nft", &[&element], b"");
+        check(&mesh, &pod).err()
+    })
+    .unwrap();
     error.assert("EXE-PROBE", "netns-executor", "default/web");
     assert!(error.msg.contains(&pod.ip().to_string()), "{}", error.msg);
 }

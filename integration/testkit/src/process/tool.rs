@@ -19,7 +19,11 @@ pub fn output(place: &Place, program: &str, args: &[&str], stdin: &[u8]) -> anyh
             .stderr(Stdio::piped());
         let mut child = command.spawn()?;
         if let Some(mut pipe) = child.stdin.take() {
-            pipe.write_all(stdin)?;
+            // A program may end without reading its input.
+            match pipe.write_all(stdin) {
+                Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),
+                _ => {}
+            }
         }
         child.wait_with_output()
     };
@@ -57,7 +61,10 @@ pub(crate) fn start_captured(
     stdin: &[u8],
 ) -> io::Result<Child> {
     let mut command = Command::new(program);
-    command.args(args).env_clear().envs(env.iter().map(|(k, v)| (k, v)));
+    command
+        .args(args)
+        .env_clear()
+        .envs(env.iter().map(|(k, v)| (k, v)));
     command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
