@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
-use nix::sys::stat::Mode;
+use nix::sys::stat::{Mode, fstat, stat};
 use sluice_proto::id::NetnsPath;
 
 use crate::log::{Level, line};
@@ -18,6 +18,14 @@ use crate::log::{Level, line};
 pub(crate) enum NetnsError {
     #[error("cannot open {path}")]
     Open {
+        path: NetnsPath,
+        #[source]
+        source: Errno,
+    },
+    #[error("{path} (inode {inode}) is the host's own network namespace (inode {own}), not a pod's")]
+    Host { path: NetnsPath, inode: u64, own: u64 },
+    #[error("cannot tell {path} from the host's network namespace")]
+    Compare {
         path: NetnsPath,
         #[source]
         source: Errno,
@@ -47,6 +55,7 @@ pub(crate) fn open_sockets(path: &NetnsPath) -> Result<Vec<OwnedFd>, NetnsError>
         path: path.clone(),
         source,
     })?;
+    refuse_own(path, &netns)?;
     setns(netns.as_fd(), CloneFlags::CLONE_NEWNET).map_err(|source| NetnsError::Enter {
         path: path.clone(),
         source,
@@ -77,6 +86,25 @@ pub(crate) fn open_sockets(path: &NetnsPath) -> Result<Vec<OwnedFd>, NetnsError>
         }
     }
     Ok(descriptors)
+}
+
+/// The plugin runs in the host's namespace; rules for a pod there would redirect the whole node.
+fn refuse_own(path: &NetnsPath, netns: &OwnedFd) -> Result<(), NetnsError> {
+    let of = |stat: nix::Result<nix::sys::stat::FileStat>| {
+        stat.map_err(|source| NetnsError::Compare {
+            path: path.clone(),
+            source,
+        })
+    };
+    let (theirs, own) = (of(fstat(netns))?, of(stat("/proc/self/ns/net"))?);
+    if (theirs.st_dev, theirs.st_ino) == (own.st_dev, own.st_ino) {
+        return Err(NetnsError::Host {
+            path: path.clone(),
+            inode: theirs.st_ino,
+            own: own.st_ino,
+        });
+    }
+    Ok(())
 }
 
 fn new_socket(

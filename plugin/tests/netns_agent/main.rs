@@ -117,6 +117,19 @@ fn a_refusal_names_the_component_that_refused_and_prints_no_result() {
 }
 
 #[test]
+fn the_hosts_own_namespace_is_refused_before_anything_is_asked() {
+    let (run_dir, executor, _netns) = node(Behaviour::Well);
+    let own = format!("/proc/{}/ns/net", std::process::id());
+    let error = Run::new("ADD", &config("1.0.0", run_dir.path()))
+        .env("CNI_NETNS", &own)
+        .go()
+        .error();
+    let msg = error["msg"].as_str().unwrap();
+    assert!(msg.contains("the host's own network namespace"), "{msg}");
+    assert!(executor.calls().add.is_empty());
+}
+
+#[test]
 fn without_a_broker_the_pod_is_to_be_tried_again() {
     let (run_dir, _executor, netns) = node(Behaviour::NoBroker);
     let error = add(run_dir.path(), &netns).go().error();

@@ -3,9 +3,29 @@
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+
+/// A network namespace that is not the one the plugin runs in; it goes with this process.
+static POD: LazyLock<String> = LazyLock::new(|| {
+    let (path, made) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        enter_new_netns();
+        let thread = std::fs::read_link("/proc/thread-self").unwrap();
+        path.send(format!("/proc/{}/ns/net", thread.display())).unwrap();
+        loop {
+            std::thread::park();
+        }
+    });
+    made.recv().expect("root is needed")
+});
+
+#[expect(clippy::disallowed_methods, reason = "a namespace of a test's own")]
+fn enter_new_netns() {
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+}
 
 /// One execution to be.
 #[derive(Debug, Clone)]
@@ -36,7 +56,7 @@ impl Run {
         .env("CNI_COMMAND", command)
         .env("CNI_CONTAINERID", "c0ffee")
         .env("CNI_IFNAME", "eth0")
-        .env("CNI_NETNS", "/proc/self/ns/net")
+        .env("CNI_NETNS", &POD)
         .env("CNI_PATH", "/opt/cni/bin")
         .pod("team-a", "web-0")
     }
