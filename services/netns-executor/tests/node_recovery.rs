@@ -375,3 +375,27 @@ async fn rules_whose_programming_fails_after_the_commit_are_taken_back_or_watche
         "somebody owned them"
     );
 }
+
+#[tokio::test]
+async fn what_cannot_be_programmed_now_is_not_programmed_later() {
+    let mut s = setup().await;
+    let pod = Pod::new(&s.executor, "c1", "u1");
+    let add = s.executor.add(&pod);
+    let sandbox = s.broker.pending().await;
+    s.broker.admit(&sandbox, Mode::None).await;
+    add.await.unwrap();
+    drop((s.broker, s.opener));
+    let executor = s.executor.restart().await;
+    let mut broker = executor.broker().await;
+    let outcome = broker.program(&sandbox, ambient()).await.outcome.unwrap();
+    assert!(
+        matches!(outcome, program_response::Outcome::Failed(_)),
+        "{outcome:?}"
+    );
+    let _opener = connect(&executor, Some(&s.host)).await;
+    let key = pod.attachment().try_into().unwrap();
+    let view = || executor.node.hub.view(&key).unwrap();
+    eventually("namespace is back", || view().reachable).await;
+    assert_eq!(view().programmed, None);
+    assert_eq!(s.kernel.netns(pod.inode()).changes, 0);
+}

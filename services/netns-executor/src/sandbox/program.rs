@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::pending::mode_of;
 use super::task::{End, Flow, Task};
-use super::{Answer, Completed, Programmed, Reason, Verdict};
+use super::{Answer, Completed, Programmed, Reason, Verdict, not_at_hand};
 use crate::metrics::Stage;
 use crate::pool::COMPONENT;
 
@@ -21,6 +21,10 @@ impl Task {
             return Programmed::TooLate;
         }
         self.heard();
+        if self.descriptor.is_none() {
+            // Not even on record: later, when the namespace is back, nobody may want it any more.
+            return Programmed::Failed(not_at_hand("program rules"));
+        }
         let earlier = self.record.programmed.replace(desired.clone());
         let is_new = earlier.as_ref() != Some(&desired);
         if is_new && let Err(failure) = self.save() {
