@@ -37,7 +37,11 @@ fn every_crate_inherits_the_lints() {
     for manifest in all("Cargo.toml") {
         let text = std::fs::read_to_string(&manifest).unwrap();
         let inherits = text.contains("[workspace]") || text.contains("[lints]\nworkspace = true");
-        assert!(inherits, "{} does not inherit the workspace's lints", manifest.display());
+        assert!(
+            inherits,
+            "{} does not inherit the workspace's lints",
+            manifest.display()
+        );
     }
 }
 
@@ -48,10 +52,16 @@ fn every_crate_takes_its_dependencies_from_the_workspace() {
         if text.contains("[workspace]") {
             continue;
         }
-        let sections = text.split("\n[").filter(|section| section.lines().next().unwrap().contains("dependencies]"));
+        let sections = text
+            .split("\n[")
+            .filter(|section| section.lines().next().unwrap().contains("dependencies]"));
         for line in sections.flat_map(|section| section.lines().skip(1)) {
             let inherits = line.is_empty() || line.starts_with('#') || line.contains("workspace = true");
-            assert!(inherits, "{}: {line:?} names a version of its own", manifest.display());
+            assert!(
+                inherits,
+                "{}: {line:?} names a version of its own",
+                manifest.display()
+            );
         }
     }
 }
@@ -60,8 +70,16 @@ fn every_crate_takes_its_dependencies_from_the_workspace() {
 fn no_source_file_is_a_book() {
     for source in all(".rs") {
         let lines = std::fs::read_to_string(&source).unwrap().lines().count();
-        let limit = if source.ends_with("src/main.rs") { LONGEST_MAIN } else { LONGEST_FILE };
-        assert!(lines <= limit, "{} has {lines} lines; at most {limit}", source.display());
+        let limit = if source.ends_with("src/main.rs") {
+            LONGEST_MAIN
+        } else {
+            LONGEST_FILE
+        };
+        assert!(
+            lines <= limit,
+            "{} has {lines} lines; at most {limit}",
+            source.display()
+        );
     }
 }
 
@@ -78,7 +96,9 @@ fn every_ignored_test_says_what_it_needs() {
 fn every_error_code_is_documented_for_operators() {
     let text = std::fs::read_to_string(root().join("plugin/README.md")).unwrap();
     for (code, fix) in sluice_proto::code::ErrorCode::all() {
-        let documented = text.lines().any(|line| line.starts_with(&format!("| `{code}` |")) && line.contains(fix));
+        let documented = text
+            .lines()
+            .any(|line| line.starts_with(&format!("| `{code}` |")) && line.contains(fix));
         assert!(documented, "plugin/README.md lacks {code} or its fix");
     }
 }

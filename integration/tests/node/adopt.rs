@@ -1,5 +1,4 @@
-//! Pods that run already: found by their processes, never mistaken for another. Needs root.
-#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+//! Pods that run already: found by their processes, never mistaken for another.
 
 use sluice_integration::manifests::PodOptions;
 use sluice_integration::mesh::{Mesh, MeshOptions};

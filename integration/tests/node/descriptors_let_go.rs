@@ -1,5 +1,4 @@
-//! Nobody keeps a netns: not after DEL, not when it is removed under our feet. Needs root.
-#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+//! Nobody keeps a netns: not after DEL, not when it is removed under our feet.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,5 +1,4 @@
 //! Behind the real `bridge` and `host-local` plugins, as on a node. Needs root and containernetworking-plugins.
-#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;

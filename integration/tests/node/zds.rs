@@ -1,5 +1,4 @@
-//! The handoff to ztunnel between the real broker and several proxies, some of which misbehave. Needs root.
-#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+//! The handoff to ztunnel between the real broker and several proxies, some of which misbehave.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};

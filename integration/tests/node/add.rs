@@ -1,5 +1,4 @@
-//! ADD: who passes, who waits, who is refused, and that nobody stands in another's way. Needs root.
-#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+//! ADD: who passes, who waits, who is refused, and that nobody stands in another's way.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -1,5 +1,4 @@
-//! Leaving the mesh loses nothing, coming back neither, and nobody is touched while no proxy is there. Needs root.
-#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+//! Leaving the mesh loses nothing, coming back neither, and nobody is touched while no proxy is there.
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
-//! Any process of ours may die at any moment and come back: traffic goes on, and no rule is touched. Needs root.
-#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+//! Any process of ours may die at any moment and come back: traffic goes on, and no rule is touched.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,5 +1,4 @@
-//! Which packets of a mesh pod reach the proxy and which do not, with the real processes, IPv4 and IPv6. Needs root.
-#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+//! Which packets of a mesh pod reach the proxy and which do not, with the real processes, IPv4 and IPv6.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};

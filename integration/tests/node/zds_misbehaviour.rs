@@ -1,5 +1,4 @@
-//! What proxies do wrong, or too late, or not at all, and what the broker makes of it. Needs root.
-#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+//! What proxies do wrong, or too late, or not at all, and what the broker makes of it.
 
 use std::time::{Duration, Instant};
 

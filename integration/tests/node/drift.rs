@@ -1,5 +1,4 @@
-//! Damage to an enrolled pod is seen, told and mended within 30 s, and nobody else notices. Needs root.
-#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+//! Damage to an enrolled pod is seen, told and mended within 30 s, and nobody else notices.
 
 use std::time::Duration;
 

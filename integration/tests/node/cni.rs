@@ -1,5 +1,4 @@
-//! The plugin as a container runtime sees it: every version, every command, one JSON document or nothing. Needs root.
-#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+//! The plugin as a container runtime sees it: every version, every command, one JSON document or nothing.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;

@@ -1,5 +1,4 @@
-//! One pod through the whole product. Needs root.
-#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+//! One pod through the whole product.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,6 +1,5 @@
 //! Forged descriptors, foreign peers and peers that never finish: refused by name, counted, and nobody waits for them.
-//! Needs root.
-#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+//!
 
 use std::fs::File;
 use std::io::{IoSlice, Write};

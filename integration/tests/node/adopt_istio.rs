@@ -1,5 +1,4 @@
-//! Taking a node over from Istio's agent: its rules give way to ours without a lost request. Needs root.
-#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+//! Taking a node over from Istio's agent: its rules give way to ours without a lost request.
 
 use sluice_integration::manifests::PodOptions;
 use sluice_integration::mesh::{Mesh, MeshOptions};

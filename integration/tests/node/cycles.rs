@@ -1,5 +1,4 @@
-//! Coming and going, thousands of times: nothing is left behind, nothing grows, no thread strays. Needs root.
-#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+//! Coming and going, thousands of times: nothing is left behind, nothing grows, no thread strays.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,6 +1,5 @@
 //! A failed ADD leaves nothing: each of its stages fails in turn, and afterwards everything is as before and another
-//! pod with the same address can be added. Needs root.
-#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+//! pod with the same address can be added.
 
 use std::time::{Duration, Instant};
 

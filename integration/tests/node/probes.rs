@@ -1,5 +1,4 @@
-//! The host's probes reach enrolled pods from a source the pods know, whatever happens to the host's rules. Needs root.
-#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+//! The host's probes reach enrolled pods from a source the pods know, whatever happens to the host's rules.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

@@ -1,6 +1,5 @@
 //! The same traffic through a real ztunnel, where `ZTUNNEL_BIN` names one. It must be built with its `testing` feature, because
 //! certificates come from its built-in CA. `make test` runs these tests if `ZTUNNEL_BIN` is set and lists them as ignored otherwise.
-#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -33,7 +32,12 @@ impl Ztunnel {
         let document = serde_json::json!({ "workloads": workloads, "policies": [], "services": [] });
         std::fs::write(&config, document.to_string()).unwrap();
         let netns = Netns::new().unwrap();
-        netns.run(|| sluice_testkit::netlink::RouteSocket::open().unwrap().set_up(1, true).unwrap());
+        netns.run(|| {
+            sluice_testkit::netlink::RouteSocket::open()
+                .unwrap()
+                .set_up(1, true)
+                .unwrap()
+        });
         let process = Spawn::program("ztunnel", program)
             .env("INPOD_UDS", mesh.run.zds_socket())
             .env("LOCAL_XDS_PATH", &config)
@@ -53,7 +57,10 @@ impl Ztunnel {
         self.netns.run(|| {
             let mut stream = TcpStream::connect(("127.0.0.1", port))?;
             stream.set_read_timeout(Some(Duration::from_secs(2)))?;
-            write!(stream, "GET {path} HTTP/1.1\r\nhost: ztunnel\r\nconnection: close\r\n\r\n")?;
+            write!(
+                stream,
+                "GET {path} HTTP/1.1\r\nhost: ztunnel\r\nconnection: close\r\n\r\n"
+            )?;
             let mut answer = String::new();
             stream.read_to_string(&mut answer)?;
             Ok(answer)
@@ -61,7 +68,10 @@ impl Ztunnel {
     }
 
     fn wait_ready(&self) {
-        let ready = || self.http(READINESS_PORT, "/healthz/ready").is_ok_and(|answer| answer.contains(" 200 "));
+        let ready = || {
+            self.http(READINESS_PORT, "/healthz/ready")
+                .is_ok_and(|answer| answer.contains(" 200 "))
+        };
         self.process.wait_ready(SOON, ready).unwrap();
     }
 
@@ -87,7 +97,11 @@ fn workload(pod: &Pod) -> serde_json::Value {
 }
 
 fn node_with_two_pods() -> (Mesh, Pod, Pod) {
-    let mesh = Mesh::start_with(MeshOptions { without_proxy: true, ..MeshOptions::default() }).unwrap();
+    let mesh = Mesh::start_with(MeshOptions {
+        without_proxy: true,
+        ..MeshOptions::default()
+    })
+    .unwrap();
     mesh.manifests.namespace("default", "ambient").unwrap();
     let client = mesh.node().pod("client").dual_stack().create().unwrap();
     let server = mesh.node().pod("server").dual_stack().create().unwrap();
@@ -110,7 +124,11 @@ fn a_real_ztunnel_takes_the_pods_and_carries_their_traffic_with_mutual_tls() {
     for (from, to) in client.addresses().iter().zip(server.addresses()) {
         let seen = fetch(client.netns(), SocketAddr::new(*to, 8080), SOON)
             .unwrap_or_else(|error| panic!("{to}: {error}\n{}", ztunnel.process.log_text()));
-        assert_eq!(seen.peer.ip(), *from, "the application sees the client's own address");
+        assert_eq!(
+            seen.peer.ip(),
+            *from,
+            "the application sees the client's own address"
+        );
     }
     assert!(ztunnel.opened_with_mtls() >= 2, "{}", ztunnel.process.log_text());
 }
@@ -125,7 +143,11 @@ fn a_real_ztunnel_survives_restarts_of_the_agent_and_lets_a_pod_leave_without_lo
     }
     ztunnel.wait_ready();
     let _app = EchoServer::start(server.netns(), 8080).unwrap();
-    let load = Load::start(client.netns(), LoadOptions::new(SocketAddr::new(server.ip(), 8080))).unwrap();
+    let load = Load::start(
+        client.netns(),
+        LoadOptions::new(SocketAddr::new(server.ip(), 8080)),
+    )
+    .unwrap();
     load.wait_answered(100, SOON).unwrap();
     mesh.broker.kill().unwrap();
     mesh.executor.kill().unwrap();

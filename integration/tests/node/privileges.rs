@@ -1,6 +1,5 @@
 //! What each process may do, from the kernel's own account, and what it does: no program, no port, no name service.
-//! Needs root.
-#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+//!
 
 use std::collections::BTreeSet;
 use std::fs::File;

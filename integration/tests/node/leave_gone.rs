@@ -1,5 +1,4 @@
-//! What is gone is let go of: no descriptor, no interface and no rule outlives its pod by more than 2 s. Needs root.
-#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+//! What is gone is let go of: no descriptor, no interface and no rule outlives its pod by more than 2 s.
 
 use sluice_integration::descriptors::{LET_GO, wait_let_go};
 use sluice_integration::mesh::Mesh;

@@ -1,5 +1,4 @@
-//! After a restart of everything a netns is recognised by what it is, not by its number. Needs root.
-#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+//! After a restart of everything a netns is recognised by what it is, not by its number.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;

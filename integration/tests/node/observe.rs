@@ -1,5 +1,4 @@
-//! What operators see: metrics that add up, status that is what the kernel has, problems named where they are. Needs root.
-#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+//! What operators see: metrics that add up, status that is what the kernel has, problems named where they are.
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
-//! Pods that are unlike others, and tools that read what we wrote. Needs root.
-#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+//! Pods that are unlike others, and tools that read what we wrote.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,0 +1,33 @@
+//! The real processes on real namespaces: every process apart, under its production user and capabilities. Needs root.
+//!
+//! One binary, so that it is linked once.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a failed step is a failed test"
+)]
+
+mod add;
+mod add_failures;
+mod add_kills;
+mod adopt;
+mod adopt_istio;
+mod basics;
+mod cni;
+mod cni_chain;
+mod cycles;
+mod descriptors;
+mod descriptors_let_go;
+mod drift;
+mod leave;
+mod leave_gone;
+mod observe;
+mod privileges;
+mod probes;
+mod restart;
+mod restart_identity;
+mod rules;
+mod rules_pods;
+mod zds;
+mod zds_misbehaviour;
+mod ztunnel;
