@@ -33,10 +33,8 @@ impl Ztunnel {
         std::fs::write(&config, document.to_string()).unwrap();
         let netns = Netns::new().unwrap();
         netns.run(|| {
-            sluice_testkit::netlink::RouteSocket::open()
-                .unwrap()
-                .set_up(1, true)
-                .unwrap()
+            let route = sluice_testkit::netlink::RouteSocket::open().unwrap();
+            route.set_up(1, true).unwrap();
         });
         let process = Spawn::program("ztunnel", program)
             .env("INPOD_UDS", mesh.run.zds_socket())
