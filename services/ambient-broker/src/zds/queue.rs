@@ -82,9 +82,12 @@ impl Queue {
     pub(super) fn begin(&mut self, workloads: Vec<Workload>, open: bool) {
         self.phase = Phase::Snapshot;
         self.open |= open;
-        for workload in workloads {
-            self.offer(workload, true);
-        }
+        // Nothing waits yet and each workload is there once, so none has to be looked for as in `offer`.
+        self.waiting.extend(
+            workloads
+                .into_iter()
+                .map(|workload| Item::Add(Box::new(workload))),
+        );
     }
 
     pub(super) fn open(&mut self) {
