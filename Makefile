@@ -9,7 +9,7 @@ HOST_ENV := $(shell echo "$(HOST)" | tr 'a-z-' 'A-Z_')
 export CARGO_TARGET_$(HOST_ENV)_RUSTFLAGS := -C target-feature=+crt-static -C relocation-model=static
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 DIST := $(abspath $(TARGET_DIR))/dist
-SERVICES := netns-executor netns-opener ambient-broker sluicectl standin-proxy sluice-demo sluice-bench floor-empty
+SERVICES := netns-executor netns-opener ambient-broker sluicectl standin-proxy sluice-demo sluice-bench floor-empty peak-memory
 
 # What the tests compare with and build on; the demo needs none of it.
 PACKAGES := nftables iptables iproute2 ipset conntrack strace procps containernetworking-plugins

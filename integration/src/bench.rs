@@ -19,6 +19,7 @@ use anyhow::Context;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use self::report::Report;
+pub use self::size::peak_of;
 
 /// Command line of `sluice-bench`.
 #[derive(Debug, Clone, clap::Parser)]
@@ -30,9 +31,6 @@ pub struct Options {
     /// Measure only this: add, concurrent, flat, size, handoff, restart, drift, label.
     #[arg(long, value_name = "SUBJECT")]
     pub only: Option<Subject>,
-    /// Execute this program and print its peak resident memory in KiB on stderr.
-    #[arg(long, value_name = "PROGRAM", hide = true)]
-    pub peak_of: Option<PathBuf>,
 }
 
 /// A group of measurements.
@@ -58,9 +56,6 @@ pub enum Subject {
 
 /// Measures; true if every target was met.
 pub fn run(options: &Options) -> anyhow::Result<bool> {
-    if let Some(program) = &options.peak_of {
-        return size::peak_of(program);
-    }
     anyhow::ensure!(
         nix::unistd::geteuid().is_root(),
         "the benchmark makes network namespaces: run it as root"

@@ -56,7 +56,14 @@ impl Rig {
 
     /// Connects the peer (again) and waits for its snapshot; gives what [`ZdsPeer::snapshot`] does.
     pub(super) fn connect_peer(&mut self) -> anyhow::Result<(Duration, usize)> {
-        self.peer = None;
+        if self.peer.take().is_some() {
+            // The broker withdraws what the last connection stood for; that is not part of the next snapshot.
+            poll_true("the broker has seen the connection end", PATIENCE, || {
+                self.mesh
+                    .node_status()
+                    .is_ok_and(|node| node.zds.is_empty() && node.pods_enrolled == 0)
+            })?;
+        }
         let peer = ZdsPeer::connect(&self.mesh.run.zds_socket())?;
         let snapshot = peer.snapshot()?;
         self.peer = Some(peer);

@@ -39,9 +39,9 @@ pub(super) fn plugin(report: &mut Report) -> anyhow::Result<()> {
     let plugin = chain.plugins.first().context("empty chain")?;
     let running = start_program(
         rig.mesh.node().place(),
-        "sluice-bench",
-        &std::env::current_exe()?,
-        vec!["--peak-of".to_owned(), path.to_string_lossy().into_owned()],
+        "peak-memory",
+        &binary("peak-memory")?,
+        vec![path.to_string_lossy().into_owned()],
         chain.env_of("ADD", Some(&Attachment::from(pod))),
         chain
             .stdin_of(plugin, Some(&pod.prev_result("1.0.0")))
@@ -71,7 +71,7 @@ pub(super) fn plugin(report: &mut Report) -> anyhow::Result<()> {
 
 /// Executes `program` with stdin and environment of this process and tells its peak resident memory. A small process of
 /// its own, because at exec the kernel counts the memory of whoever forked as the child's (getrusage(2)).
-pub(super) fn peak_of(program: &Path) -> anyhow::Result<bool> {
+pub fn peak_of(program: &Path) -> anyhow::Result<bool> {
     let environment: Vec<_> = std::env::vars().collect();
     let mut stdin = Vec::new();
     std::io::Read::read_to_end(&mut std::io::stdin(), &mut stdin)?;
