@@ -279,3 +279,34 @@ fn not_at_hand(stage: &'static str) -> Failure {
         "the namespace's sockets are not at hand in this life of the executor",
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::Kernel as _;
+    use crate::kernel::fake::FakeKernel;
+
+    fn slot(kernel: &FakeKernel) -> Slot {
+        let file = tempfile::tempfile().unwrap();
+        Slot::of(kernel.open(vec![file.into()]).unwrap().netns)
+    }
+
+    #[test]
+    fn nothing_begins_in_a_closed_slot() {
+        let kernel = FakeKernel::default();
+        let slot = slot(&kernel);
+        slot.close();
+        let late = slot.with("program rules", |netns| netns.apply(&Desired::None));
+        assert_eq!(late.unwrap_err().code, ErrorCode::TooLate);
+    }
+
+    #[test]
+    fn a_busy_slot_is_passed_over() {
+        let slot = slot(&FakeKernel::default());
+        let busy = slot.with("work", |_| {
+            Ok(slot.try_with("look", |netns| netns.moved()).is_none())
+        });
+        assert!(busy.unwrap());
+        assert!(slot.try_with("look", |netns| netns.moved()).is_some());
+    }
+}
