@@ -70,17 +70,32 @@ impl Manifests {
 
     /// Declares a namespace with its mode label (`ambient`, `none`, or empty for no label).
     pub fn namespace(&self, name: &str, mode: &str) -> io::Result<()> {
-        let labels = if mode.is_empty() { String::new() } else { format!("\n  labels: {{{MODE_LABEL}: {mode}}}") };
+        let labels = if mode.is_empty() {
+            String::new()
+        } else {
+            format!("\n  labels: {{{MODE_LABEL}: {mode}}}")
+        };
         let text = format!("apiVersion: v1\nkind: Namespace\nmetadata:\n  name: {name}{labels}\n");
         self.write(&format!("namespace-{name}.yaml"), &text)
     }
 
     /// Declares a pod, or changes it.
     pub fn pod(&self, pod: &Pod, options: &PodOptions) -> io::Result<()> {
-        let ips: Vec<_> = pod.addresses().iter().map(|ip| serde_json::json!({ "ip": ip.to_string() })).collect();
-        let phase = if options.phase.is_empty() { "Running" } else { &options.phase };
+        let ips: Vec<_> = pod
+            .addresses()
+            .iter()
+            .map(|ip| serde_json::json!({ "ip": ip.to_string() }))
+            .collect();
+        let phase = if options.phase.is_empty() {
+            "Running"
+        } else {
+            &options.phase
+        };
         let map = |pairs: &[(String, String)]| {
-            pairs.iter().map(|(k, v)| (k.clone(), v.clone().into())).collect::<serde_json::Map<_, serde_json::Value>>()
+            pairs
+                .iter()
+                .map(|(k, v)| (k.clone(), v.clone().into()))
+                .collect::<serde_json::Map<_, serde_json::Value>>()
         };
         let mut manifest = serde_json::json!({
             "apiVersion": "v1",

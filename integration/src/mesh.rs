@@ -10,7 +10,8 @@ use sluice_proto::paths::{BROKER_UID, RunDir};
 use sluice_proto::pb::executor::SnapshotDone;
 use sluice_proto::pb::workload::pod_netns_client::PodNetnsClient;
 use sluice_proto::pb::workload::{
-    DescribeRequest, DescribeResponse, NodeRequest, NodeResponse, Pod as PodStatus, PodState, SubscribeRequest, pod_event,
+    DescribeRequest, DescribeResponse, NodeRequest, NodeResponse, Pod as PodStatus, PodState,
+    SubscribeRequest, pod_event,
 };
 use sluice_proto::transport::grpc::{UdsChannel, origin};
 use sluice_testkit::cni::{Attachment, Chain, Outcome, RunningPlugin};
@@ -80,9 +81,20 @@ impl Mesh {
         let run = node.prepare_run_dir()?;
         let manifests = Manifests::create(node.dir().join("manifests"))?;
         let executor = executor(&node, &options)?.start()?;
-        let opener = (!options.without_opener).then(|| opener(&node)?.start()).transpose()?;
+        let opener = (!options.without_opener)
+            .then(|| opener(&node)?.start())
+            .transpose()?;
         let broker = broker(&node, &manifests, &options)?.start()?;
-        let mut mesh = Self { opener, executor, broker, proxy: None, manifests, run, options, node };
+        let mut mesh = Self {
+            opener,
+            executor,
+            broker,
+            proxy: None,
+            manifests,
+            run,
+            options,
+            node,
+        };
         mesh.wait_serving()?;
         if !mesh.options.without_proxy {
             mesh.start_proxy()?;
@@ -106,7 +118,9 @@ impl Mesh {
 
     /// Waits until executor, opener and broker know each other.
     pub fn wait_serving(&self) -> anyhow::Result<()> {
-        self.executor.wait_ready(SOON, || self.run.cni_socket().exists() && self.run.executor_socket().exists())?;
+        self.executor.wait_ready(SOON, || {
+            self.run.cni_socket().exists() && self.run.executor_socket().exists()
+        })?;
         let wants_opener = self.opener.is_some();
         self.broker.wait_ready(SOON, || {
             self.node_status().is_ok_and(|status| {
@@ -138,14 +152,20 @@ impl Mesh {
 
     /// ADD of a pod whose interface the fixture has made.
     pub fn add(&self, pod: &Pod) -> anyhow::Result<Outcome> {
-        self.chain()?.add(&Attachment::from(pod), Some(&pod.prev_result("1.0.0")))
+        self.chain()?
+            .add(&Attachment::from(pod), Some(&pod.prev_result("1.0.0")))
     }
 
     /// Starts the plugin's ADD of a pod and does not wait for it.
     pub fn start_add(&self, pod: &Pod) -> anyhow::Result<RunningPlugin> {
         let chain = self.chain()?;
         let plugin = chain.plugins.last().context("an empty chain")?;
-        chain.start(plugin, "ADD", Some(&Attachment::from(pod)), Some(&pod.prev_result("1.0.0")))
+        chain.start(
+            plugin,
+            "ADD",
+            Some(&Attachment::from(pod)),
+            Some(&pod.prev_result("1.0.0")),
+        )
     }
 
     /// DEL of a pod.
@@ -160,7 +180,10 @@ impl Mesh {
 
     /// One pod as the broker tells it, read back from the kernel.
     pub fn describe(&self, pod: &Pod) -> anyhow::Result<DescribeResponse> {
-        let request = DescribeRequest { namespace: pod.namespace().to_owned(), name: pod.name().to_owned() };
+        let request = DescribeRequest {
+            namespace: pod.namespace().to_owned(),
+            name: pod.name().to_owned(),
+        };
         self.ask(async |mut client| Ok(client.describe(request).await?.into_inner()))
     }
 
@@ -203,14 +226,18 @@ impl Mesh {
         &self,
         call: impl AsyncFnOnce(PodNetnsClient<UdsChannel>) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
         runtime.block_on(async {
             let work = async {
                 let stream = tokio::net::UnixStream::connect(self.run.workload_socket()).await?;
                 let channel = UdsChannel::handshake(stream).await?;
                 call(PodNetnsClient::with_origin(channel, origin())).await
             };
-            tokio::time::timeout(SOON, work).await.context("the broker does not answer")?
+            tokio::time::timeout(SOON, work)
+                .await
+                .context("the broker does not answer")?
         })
     }
 }
@@ -238,7 +265,10 @@ fn opener(node: &Node) -> anyhow::Result<Spawn> {
         .arg("--netns-dir")
         .arg(node.netns_dir())
         .place(node.place_with(&Netns::new()?))
-        .identity(Identity::root_with(&[Capability::CAP_SYS_ADMIN, Capability::CAP_SYS_PTRACE]))
+        .identity(Identity::root_with(&[
+            Capability::CAP_SYS_ADMIN,
+            Capability::CAP_SYS_PTRACE,
+        ]))
         .log(node.dir().join("netns-opener.log")))
 }
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use sluice_proto::ambient::Desired;
 
 use super::error::NetlinkError;
+use super::link;
 use super::route::{self, Lacking, Object};
 use super::socket::PodSockets;
 use super::table::{self, EncodedRuleSet};
@@ -82,7 +83,7 @@ pub fn apply(pod: &PodSockets, desired: &Desired) -> Result<Outcome, ApplyError>
             without_ipv6: false,
         }
     };
-    let refused = route::add(&pod.route, &lacking.objects).map_err(ApplyError::Routing)?;
+    let refused = add_routing(pod, &lacking.objects).map_err(ApplyError::Routing)?;
     let without_ipv6 = lacking.without_ipv6 || refused.without_ipv6;
     let rules = match table::converge_from(&pod.netfilter, &wanted, state.as_ref()) {
         Ok(rules) => rules,
@@ -106,6 +107,18 @@ pub fn apply(pod: &PodSockets, desired: &Desired) -> Result<Outcome, ApplyError>
             without_ipv6,
         },
     )
+}
+
+/// Runtimes may bring `lo` up beside the chain of plugins, and no route leads to an interface that is down: what the
+/// runtime is about to do is done for it.
+fn add_routing(pod: &PodSockets, objects: &[route::Object]) -> Result<route::Added, NetlinkError> {
+    match route::add(&pod.route, objects) {
+        Err(error) if error.errno() == Some(libc::ENETDOWN) => {
+            link::set_loopback_up(&pod.route)?;
+            route::add(&pod.route, objects)
+        }
+        done => done,
+    }
 }
 
 /// Which parts of a namespace were changed.
