@@ -18,7 +18,7 @@ pub mod socket;
 mod sys;
 pub mod table;
 
-pub use apply::{ApplyError, Outcome, apply, generation, read_back};
+pub use apply::{ApplyError, Outcome, apply, generation, read_back, read_back_routing};
 pub use error::NetlinkError;
 pub use nft::Batch;
 pub use socket::{NetfilterSocket, PodSockets, RouteSocket};

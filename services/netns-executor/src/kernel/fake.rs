@@ -153,6 +153,10 @@ impl Netns for Handle {
         Ok(lines)
     }
 
+    fn drift(&mut self, desired: &Desired) -> Result<Vec<String>, Failure> {
+        self.differences(desired)
+    }
+
     fn redirected_connections(&mut self, _: &[IpAddr]) -> Result<u32, Failure> {
         Ok(0)
     }

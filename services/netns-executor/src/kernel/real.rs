@@ -253,6 +253,13 @@ impl Netns for PodNetns {
         Ok(differences)
     }
 
+    fn drift(&mut self, desired: &Desired) -> Result<Vec<String>, Failure> {
+        if self.moved()? {
+            return self.differences(desired);
+        }
+        netlink::read_back_routing(&self.sockets, desired).map_err(|error| apply_failed(&error))
+    }
+
     fn redirected_connections(&mut self, own: &[IpAddr]) -> Result<u32, Failure> {
         conntrack::redirected_connections(&self.sockets.netfilter, own)
             .map_err(|error| failed(ErrorCode::Rules, "count connections", &error))

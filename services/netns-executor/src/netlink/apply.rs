@@ -159,21 +159,26 @@ pub fn generation(pod: &PodSockets) -> Result<u32, ApplyError> {
 /// What the kernel adds by itself is no difference, foreign rules in our table are, other tables are not looked at.
 pub fn read_back(pod: &PodSockets, desired: &Desired) -> Result<Vec<String>, ApplyError> {
     let mut lines = table::difference(&pod.netfilter, &encoded(desired)).map_err(ApplyError::Read)?;
-    if let Some(routing) = PolicyRouting::for_desired(desired) {
+    lines.extend(read_back_routing(pod, desired)?);
+    Ok(lines)
+}
+
+/// The part of [`read_back`] that [`generation`] says nothing about.
+pub fn read_back_routing(pod: &PodSockets, desired: &Desired) -> Result<Vec<String>, ApplyError> {
+    let lines = if let Some(routing) = PolicyRouting::for_desired(desired) {
         let lacking = route::missing(&pod.route, routing.families).map_err(ApplyError::Read)?;
-        lines.extend(
-            lacking
-                .objects
-                .into_iter()
-                .map(|object| format!("{} is missing", object.words())),
-        );
+        let lines = lacking
+            .objects
+            .into_iter()
+            .map(|object| format!("{} is missing", object.words()));
+        lines.collect()
     } else {
         let left = route::existing(&pod.route, &[Family::V4, Family::V6]).map_err(ApplyError::Read)?;
-        lines.extend(
-            left.into_iter()
-                .map(|object| format!("{} should not exist", object.words())),
-        );
-    }
+        let lines = left
+            .into_iter()
+            .map(|object| format!("{} should not exist", object.words()));
+        lines.collect()
+    };
     Ok(lines)
 }
 
