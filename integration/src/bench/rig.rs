@@ -158,23 +158,28 @@ pub(super) fn together<T: Send>(
     count: usize,
     act: impl Fn(usize) -> anyhow::Result<T> + Sync,
 ) -> anyhow::Result<(Vec<T>, Duration)> {
-    let (start, act) = (Barrier::new(count + 1), &act);
+    let (start, act) = (&Barrier::new(count), &act);
     std::thread::scope(|scope| {
         let run = |i| {
-            let start = &start;
             scope.spawn(move || {
                 start.wait();
-                act(i)
+                // By the threads' own clocks: who waits for them may be scheduled late.
+                let began = Instant::now();
+                act(i).map(|result| (result, began, Instant::now()))
             })
         };
         let threads: Vec<_> = (0..count).map(run).collect();
-        start.wait();
-        let began = Instant::now();
         let results = threads.into_iter().map(|thread| match thread.join() {
             Ok(result) => result,
             Err(panic) => std::panic::resume_unwind(panic),
         });
-        let results = results.collect::<anyhow::Result<Vec<T>>>()?;
-        Ok((results, began.elapsed()))
+        let results = results.collect::<anyhow::Result<Vec<(T, Instant, Instant)>>>()?;
+        let first = results.iter().map(|(_, began, _)| *began).min();
+        let last = results.iter().map(|(.., ended)| *ended).max();
+        let total = last
+            .zip(first)
+            .map(|(last, first)| last - first)
+            .unwrap_or_default();
+        Ok((results.into_iter().map(|(result, ..)| result).collect(), total))
     })
 }

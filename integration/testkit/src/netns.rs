@@ -186,7 +186,13 @@ impl Place {
         self.run(|| {
             File::create(path)?;
             let none = None::<&str>;
-            nix::mount::mount(Some("/proc/thread-self/ns/net"), path, none, MsFlags::MS_BIND, none)?;
+            nix::mount::mount(
+                Some("/proc/thread-self/ns/net"),
+                path,
+                none,
+                MsFlags::MS_BIND,
+                none,
+            )?;
             Ok(())
         })
     }

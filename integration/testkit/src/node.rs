@@ -45,11 +45,15 @@ impl Node {
             net: Some(netns.clone()),
             mount: Some(MountNs::new().context("making a mount namespace")?),
         };
-        let dir = tempfile::Builder::new().prefix("sluice-node-").tempdir_in(volatile_dir())?;
+        let dir = tempfile::Builder::new()
+            .prefix("sluice-node-")
+            .tempdir_in(volatile_dir())?;
         // The broker has a uid of its own and must get through to its directories.
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755))?;
         std::fs::create_dir(dir.path().join("netns"))?;
-        place.mount_own_netns_at(&dir.path().join(HOST_NETNS)).context("mounting the node's netns")?;
+        place
+            .mount_own_netns_at(&dir.path().join(HOST_NETNS))
+            .context("mounting the node's netns")?;
         let (route, bridge) = netns.run(|| -> anyhow::Result<_> {
             for (key, value) in [
                 ("ipv4/ip_forward", "1"),
@@ -156,7 +160,11 @@ fn volatile_dir() -> PathBuf {
     let shared_memory = PathBuf::from("/dev/shm");
     let is_tmpfs = nix::sys::statfs::statfs(&shared_memory)
         .is_ok_and(|fs| fs.filesystem_type() == nix::sys::statfs::TMPFS_MAGIC);
-    if is_tmpfs { shared_memory } else { std::env::temp_dir() }
+    if is_tmpfs {
+        shared_memory
+    } else {
+        std::env::temp_dir()
+    }
 }
 
 /// The addresses of pod `number`: `.0.1` is the bridge, pods start at `.0.10`.
