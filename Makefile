@@ -6,7 +6,8 @@ SHELL := /bin/bash
 HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 HOST_ENV := $(shell echo "$(HOST)" | tr 'a-z-' 'A-Z_')
 # Shipped binaries are static (no libc of the node is involved) and not position independent (start-up is faster).
-export CARGO_TARGET_$(HOST_ENV)_RUSTFLAGS := -C target-feature=+crt-static -C relocation-model=static
+# Only where --target is given: procedural macros cannot be linked so.
+STATIC := -C target-feature=+crt-static -C relocation-model=static
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 DIST := $(abspath $(TARGET_DIR))/dist
 SERVICES := netns-executor netns-opener ambient-broker sluicectl standin-proxy sluice-demo sluice-bench floor-empty peak-memory
@@ -29,6 +30,7 @@ setup: ## install the tools that the tests use (Debian, Ubuntu)
 	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends $(PACKAGES); \
 	fi
 
+dist: export CARGO_TARGET_$(HOST_ENV)_RUSTFLAGS := $(STATIC)
 dist: ## build the shipped binaries into target/dist
 	cargo build --locked --release --target $(HOST) $(foreach bin,$(SERVICES),--bin $(bin))
 	cargo build --locked --profile plugin --target $(HOST) -p sluice-cni

@@ -117,6 +117,10 @@ pub(crate) struct Waiter {
 /// A netns descriptor and which namespace it is.
 pub(crate) type Described = (Arc<OwnedFd>, NetnsIdentity);
 
+/// Messages are boxed: a channel sets aside room for 32 of them, and there is one channel a sandbox.
+pub(crate) type Sender = tokio::sync::mpsc::UnboundedSender<Box<Message>>;
+pub(crate) type Inbox = tokio::sync::mpsc::UnboundedReceiver<Box<Message>>;
+
 /// What a sandbox's task can be asked.
 pub(crate) enum Message {
     /// An identical ADD.

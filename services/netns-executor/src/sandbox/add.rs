@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::registry::{Handle, Inner};
 use super::task::{Predecessor, Task};
-use super::{Answer, Message, Reason, Slot, Waiter};
+use super::{Answer, Inbox, Message, Reason, Sender, Slot, Waiter};
 use crate::descriptors::DescriptorRefusal;
 use crate::kernel::Opened;
 use crate::node::{Node, unix_ms};
@@ -45,7 +45,7 @@ pub struct Request {
 #[derive(Debug)]
 pub struct Waiting {
     answer: oneshot::Receiver<Answer>,
-    withdraw: Option<(mpsc::UnboundedSender<Message>, u64)>,
+    withdraw: Option<(Sender, u64)>,
 }
 
 /// How an ADD goes on.
@@ -73,7 +73,7 @@ impl Drop for Waiting {
     fn drop(&mut self) {
         if let Some((sender, id)) = self.withdraw.take() {
             // A task that has ended has nothing to withdraw.
-            let _ = sender.send(Message::Left(id));
+            let _ = sender.send(Box::new(Message::Left(id)));
         }
     }
 }
@@ -152,7 +152,7 @@ fn place_of(inner: &Inner, request: &Request) -> Place {
     Place::New(ends)
 }
 
-fn waiter(inner: &mut Inner, sender: &mpsc::UnboundedSender<Message>) -> (Waiter, Waiting) {
+fn waiter(inner: &mut Inner, sender: &Sender) -> (Waiter, Waiting) {
     let id = inner.next_waiter();
     let (answer, receiver) = oneshot::channel();
     let waiting = Waiting {
@@ -226,8 +226,8 @@ pub(super) fn register(
     node: &Arc<Node>,
     inner: &mut Inner,
     record: Record,
-    sender: mpsc::UnboundedSender<Message>,
-    inbox: mpsc::UnboundedReceiver<Message>,
+    sender: Sender,
+    inbox: Inbox,
 ) -> Task {
     let slot = Arc::<Slot>::default();
     let ended = CancellationToken::new();

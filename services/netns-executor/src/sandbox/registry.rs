@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use sluice_proto::id::{Attachment, ContainerId, NetworkName, PodRef, PodUid};
 use sluice_proto::sandbox::NetnsIdentity;
-use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Message, Reason, Slot};
+use super::{Message, Reason, Sender, Slot};
 
 /// A DEL is remembered for this long.
 pub const TOMBSTONE: Duration = Duration::from_mins(1);
@@ -30,7 +29,7 @@ pub(crate) struct Handle {
     pub(crate) netns: NetnsIdentity,
     pub(crate) reachable: bool,
     pub(crate) ending: bool,
-    pub(crate) sender: UnboundedSender<Message>,
+    pub(crate) sender: Sender,
     pub(crate) slot: Arc<Slot>,
     /// Cancelled when everything of it is undone.
     pub(crate) ended: CancellationToken,
@@ -43,7 +42,7 @@ impl Handle {
 
     /// Sends; false if the task has ended.
     pub(crate) fn send(&self, message: Message) -> bool {
-        self.sender.send(message).is_ok()
+        self.sender.send(Box::new(message)).is_ok()
     }
 }
 

@@ -9,14 +9,14 @@ use sluice_proto::code::ErrorCode;
 use sluice_proto::pb::executor::Sandbox;
 use sluice_proto::pb::executor::sandbox_event::Event;
 use sluice_proto::sandbox::Failure;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::links::{LinkChange, LinkWatch};
 use super::pending::PendingAdd;
 use super::registry::{Handle, wait_for_end};
-use super::{Answer, Completed, Emptied, Message, Reason, Slot, not_at_hand};
+use super::{Answer, Completed, Emptied, Inbox, Message, Reason, Slot, not_at_hand};
 use crate::kernel::{Applied, Netns, Opened};
 use crate::node::Node;
 use crate::pool::{self, COMPONENT};
@@ -71,14 +71,14 @@ pub(super) struct Task {
     /// How often the namespace was looked for in vain.
     pub(super) attempts: u32,
     pub(super) add: Option<Box<PendingAdd>>,
-    pub(super) inbox: mpsc::UnboundedReceiver<Message>,
+    pub(super) inbox: Inbox,
     pub(super) ended: CancellationToken,
     links: Option<LinkWatch>,
     watching: watch::Receiver<usize>,
 }
 
 enum Woken {
-    Message(Option<Message>),
+    Message(Option<Box<Message>>),
     Time,
     Watchers,
     Links(LinkChange),
@@ -89,7 +89,7 @@ impl Task {
         node: Arc<Node>,
         record: Record,
         slot: Arc<Slot>,
-        inbox: mpsc::UnboundedReceiver<Message>,
+        inbox: Inbox,
         ended: CancellationToken,
     ) -> Self {
         let watching = node.hub.watching();
@@ -121,7 +121,7 @@ impl Task {
         let mut flow = self.announce();
         while let Flow::Continue(()) = flow {
             flow = match self.next().await {
-                Woken::Message(Some(message)) => self.handle(message).await,
+                Woken::Message(Some(message)) => self.handle(*message).await,
                 Woken::Message(None) => Flow::Break(Reason::Cancelled.into()),
                 Woken::Time | Woken::Watchers => self.look_at_the_clock().await,
                 Woken::Links(LinkChange::Gone) => self.look_for_interface().await,
@@ -342,7 +342,7 @@ mod tests {
             host: crate::rules::HostOptions::default(),
         };
         let node = Node::new(settings, Arc::new(FakeKernel::default())).unwrap();
-        let (_sender, inbox) = mpsc::unbounded_channel();
+        let (_sender, inbox) = tokio::sync::mpsc::unbounded_channel();
         let record = crate::table::tests::record("one");
         let task = Task::new(node, record, Arc::default(), inbox, CancellationToken::new());
         let future = task.run(Vec::new());
