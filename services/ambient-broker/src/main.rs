@@ -33,6 +33,7 @@ fn main() -> ExitCode {
 fn start(args: &Args) -> anyhow::Result<()> {
     args.check_user()?;
     let config = config(args)?;
+    limits::use_one_heap();
     let open_files = limits::raise_open_files().context("cannot raise the open-files limit")?;
     privileges::drop_to(&[])?;
     seccomp::install(SECCOMP)?;

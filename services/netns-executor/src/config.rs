@@ -38,7 +38,7 @@ pub struct Arguments {
     /// Milliseconds between two looks at each pod's generation id.
     #[arg(long, env = "SLUICE_DRIFT_INTERVAL_MS", default_value_t = 5_000, value_parser = clap::value_parser!(u64).range(100..=600_000))]
     drift_interval_ms: u64,
-    /// Milliseconds between two full comparisons of each pod.
+    /// Milliseconds between two looks at each pod's policy routing, which the generation id says nothing about.
     #[arg(long, env = "SLUICE_FULL_DRIFT_INTERVAL_MS", default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(100..=3_600_000))]
     full_drift_interval_ms: u64,
     /// Milliseconds between two attempts to reach lost namespaces.

@@ -1,4 +1,4 @@
-//! The periodic look at everything: generation ids of all redirected namespaces in one go, a full comparison in
+//! The periodic look at everything: generation ids of all redirected namespaces in one go, their policy routing in
 //! turns, the host's rules each second, and interfaces whose sandboxes get no link notifications.
 
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub async fn watch_pods(node: Arc<Node>) {
     let settings = &node.settings;
     let mut interval = tokio::time::interval(settings.drift);
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    // In so many passes every sandbox is fully compared once.
+    // In so many passes the routing of every sandbox is looked at once.
     let turns = u64::try_from(settings.full_drift.as_millis() / settings.drift.as_millis().max(1))
         .unwrap_or(1)
         .max(1);
@@ -28,32 +28,31 @@ pub async fn watch_pods(node: Arc<Node>) {
     loop {
         interval.tick().await;
         pass += 1;
-        let (full, quick): (Vec<_>, Vec<_>) = node
+        let watched: Vec<_> = node
             .registry
             .all()
             .into_iter()
             .filter(|handle| handle.reachable && !handle.ending && handle.slot.is_watched())
-            .partition(|handle| handle.generation.wrapping_add(pass).is_multiple_of(turns));
-        for handle in full {
-            handle.send(Message::Examine);
-        }
-        for handle in moved(quick).await {
+            .map(|handle| (handle.generation.wrapping_add(pass).is_multiple_of(turns), handle))
+            .collect();
+        for handle in moved(watched).await {
             handle.send(Message::Examine);
         }
     }
 }
 
-/// Those of `handles` whose generation id is not what it was, or cannot be read.
-async fn moved(handles: Vec<Handle>) -> Vec<Handle> {
+/// Those of `handles` whose generation id is not what it was, or cannot be read; where the flag is set also those
+/// whose policy routing is not as it should be. Rules cannot change without the generation id.
+async fn moved(handles: Vec<(bool, Handle)>) -> Vec<Handle> {
     let looked = pool::run("compare generation ids", move || {
-        let moved = |handle: &Handle| {
+        let moved = |(routing, handle): (bool, Handle)| {
             // Whoever is at work there leaves it right, or the next pass sees it.
-            handle
-                .slot
-                .try_with("read generation id", |netns| netns.moved())
-                .is_some_and(|moved| moved.unwrap_or(true))
+            let moved = handle.slot.try_with("read generation id", |netns| {
+                Ok(netns.moved()? || (routing && netns.routing_lacks()?))
+            });
+            moved.is_some_and(|moved| moved.unwrap_or(true)).then_some(handle)
         };
-        Ok(handles.into_iter().filter(moved).collect())
+        Ok(handles.into_iter().filter_map(moved).collect())
     });
     looked.await.unwrap_or_default()
 }

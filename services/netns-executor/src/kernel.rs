@@ -41,8 +41,9 @@ pub trait Netns: Send {
     /// Reads everything back; one line a difference from `desired`.
     fn differences(&mut self, desired: &Desired) -> Result<Vec<String>, Failure>;
 
-    /// The same for the drift pass: leaves out what provably did not change since it was last seen to be right.
-    fn drift(&mut self, desired: &Desired) -> Result<Vec<String>, Failure>;
+    /// Whether policy routing still is what the last [`Netns::apply`] or [`Netns::differences`] asked for, which
+    /// [`Netns::moved`] does not see.
+    fn routing_lacks(&mut self) -> Result<bool, Failure>;
 
     /// Connections that are the proxy's: translated to it, or HBONE to one of the pod's `own` addresses.
     fn redirected_connections(&mut self, own: &[IpAddr]) -> Result<u32, Failure>;

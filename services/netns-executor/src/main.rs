@@ -28,6 +28,7 @@ fn main() -> ExitCode {
 }
 
 fn serve(config: Config) -> anyhow::Result<()> {
+    limits::use_one_heap();
     let descriptors = limits::raise_open_files().context("cannot raise the open-files limit")?;
     tracing::info!(descriptors, "open-files limit");
     start::make_directories(&config)?;

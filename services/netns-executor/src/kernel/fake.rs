@@ -153,8 +153,8 @@ impl Netns for Handle {
         Ok(lines)
     }
 
-    fn drift(&mut self, desired: &Desired) -> Result<Vec<String>, Failure> {
-        self.differences(desired)
+    fn routing_lacks(&mut self) -> Result<bool, Failure> {
+        Ok(false)
     }
 
     fn redirected_connections(&mut self, _: &[IpAddr]) -> Result<u32, Failure> {

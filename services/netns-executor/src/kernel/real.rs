@@ -119,6 +119,7 @@ impl Kernel for RealKernel {
                 legacy,
                 taken_over: false,
                 generation: None,
+                desired: None,
             }),
         })
     }
@@ -179,6 +180,8 @@ struct PodNetns {
     taken_over: bool,
     /// The nftables generation when everything was last seen to be right.
     generation: Option<u32>,
+    /// What was asked for last.
+    desired: Option<Desired>,
 }
 
 fn apply_failed(error: &ApplyError) -> Failure {
@@ -215,6 +218,7 @@ impl PodNetns {
 impl Netns for PodNetns {
     fn apply(&mut self, desired: &Desired) -> Result<Applied, Failure> {
         self.generation = None;
+        self.desired = Some(desired.clone());
         let untouched = !self.taken_over && self.is_untouched();
         let outcome = netlink::apply(&self.sockets, desired).map_err(|error| apply_failed(&error))?;
         self.generation = outcome.generation;
@@ -247,17 +251,21 @@ impl Netns for PodNetns {
     }
 
     fn differences(&mut self, desired: &Desired) -> Result<Vec<String>, Failure> {
+        self.desired = Some(desired.clone());
         let before = netlink::generation(&self.sockets).map_err(|error| apply_failed(&error))?;
         let differences = netlink::read_back(&self.sockets, desired).map_err(|error| apply_failed(&error))?;
         self.generation = differences.is_empty().then_some(before);
         Ok(differences)
     }
 
-    fn drift(&mut self, desired: &Desired) -> Result<Vec<String>, Failure> {
-        if self.moved()? {
-            return self.differences(desired);
-        }
-        netlink::read_back_routing(&self.sockets, desired).map_err(|error| apply_failed(&error))
+    fn routing_lacks(&mut self) -> Result<bool, Failure> {
+        let Some(desired) = &self.desired else {
+            return Ok(true);
+        };
+        let lines = netlink::read_back_routing(&self.sockets, desired);
+        lines
+            .map(|lines| !lines.is_empty())
+            .map_err(|error| apply_failed(&error))
     }
 
     fn redirected_connections(&mut self, own: &[IpAddr]) -> Result<u32, Failure> {

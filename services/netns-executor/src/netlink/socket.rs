@@ -40,7 +40,7 @@ const FLAG_CAPPED: u16 = 0x100;
 const FLAG_EXT_ACK: u16 = 0x200;
 const NLMSGERR_ATTR_MSG: u16 = 1;
 /// Larger than any part of a dump (the kernel uses at most 32 KiB).
-const BUFFER: usize = 64 * 1024;
+const BUFFER: usize = 32 * 1024;
 const DUMP_ATTEMPTS: u32 = 5;
 
 /// A netlink socket and its sequence numbers.

@@ -35,7 +35,7 @@ impl Task {
         }
         let wanted = desired.clone();
         let differences = match self
-            .with_netns("read back", move |netns| netns.drift(&wanted))
+            .with_netns("read back", move |netns| netns.differences(&wanted))
             .await
         {
             Ok(differences) => differences,
