@@ -73,6 +73,7 @@ impl PluginError {
         match self {
             Self::Environment(_) => ErrorCode::PluginEnvironment,
             Self::Stdin(_) | Self::Config(_) | Self::PrevResult(_) => ErrorCode::PluginConfiguration,
+            Self::Netns(NetnsError::Host { .. }) => ErrorCode::DescriptorRefused,
             Self::Netns(_) => ErrorCode::PluginNetns,
             Self::Executor(error) | Self::NotReady(Some(error)) => error.error_code(),
             Self::Refused(failure) | Self::CheckFailed(failure) => failure.code,

@@ -88,7 +88,8 @@ pub(crate) fn open_sockets(path: &NetnsPath) -> Result<Vec<OwnedFd>, NetnsError>
     Ok(descriptors)
 }
 
-/// The plugin runs in the host's namespace; rules for a pod there would redirect the whole node.
+/// The plugin runs in the host's namespace; rules for a pod there would redirect the whole node. Without `/proc`
+/// nobody here can tell; the executor, which knows the host's namespace from its opener, refuses it too.
 fn refuse_own(path: &NetnsPath, netns: &OwnedFd) -> Result<(), NetnsError> {
     let of = |stat: nix::Result<nix::sys::stat::FileStat>| {
         stat.map_err(|source| NetnsError::Compare {
@@ -96,7 +97,11 @@ fn refuse_own(path: &NetnsPath, netns: &OwnedFd) -> Result<(), NetnsError> {
             source,
         })
     };
-    let (theirs, own) = (of(fstat(netns))?, of(stat("/proc/self/ns/net"))?);
+    let own = match stat("/proc/self/ns/net") {
+        Err(Errno::ENOENT) => return Ok(()),
+        own => of(own)?,
+    };
+    let theirs = of(fstat(netns))?;
     if (theirs.st_dev, theirs.st_ino) == (own.st_dev, own.st_ino) {
         return Err(NetnsError::Host {
             path: path.clone(),

@@ -1,6 +1,7 @@
 //! Which sandboxes there are, and how to reach their tasks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -49,7 +50,9 @@ impl Handle {
 #[derive(Debug, Default)]
 pub(crate) struct Inner {
     pub(crate) sandboxes: BTreeMap<Attachment, Handle>,
-    deleted: BTreeMap<Attachment, Instant>,
+    /// By hash: a node that is torn down deletes thousands within the time they are remembered.
+    deleted: HashMap<u64, Instant>,
+    hasher: RandomState,
     pruned: Option<Instant>,
     last_generation: u64,
     last_waiter: u64,
@@ -117,7 +120,8 @@ impl Registry {
             inner.deleted.retain(|_, at| now.duration_since(*at) < TOMBSTONE);
             inner.pruned = Some(now);
         }
-        inner.deleted.insert(attachment.clone(), now);
+        let key = inner.hasher.hash_one(attachment);
+        inner.deleted.insert(key, now);
         let handle = inner.sandboxes.get(attachment).cloned()?;
         handle.send(Message::Remove(reason));
         Some(handle)
@@ -165,7 +169,8 @@ impl Registry {
 impl Inner {
     /// Whether a DEL of this key came after `since`.
     pub(crate) fn deleted_since(&self, attachment: &Attachment, since: Instant) -> bool {
-        self.deleted.get(attachment).is_some_and(|at| *at > since)
+        let key = self.hasher.hash_one(attachment);
+        self.deleted.get(&key).is_some_and(|at| *at > since)
     }
 
     /// A generation that no earlier one reaches, in this life or one before: they start at the wall clock in
