@@ -7,6 +7,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "sluice/executor/v1/executor.proto",
         "sluice/executor/v1/descriptor.proto",
         "sluice/workload/v1/workload.proto",
+        "sluice/node/v1/node.proto",
         "istio/workload/zds.proto",
     ];
     let descriptors = protox::compile(files, ["."])?;

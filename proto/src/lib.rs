@@ -49,11 +49,18 @@ pub mod pb {
                 tonic::include_proto!("sluice.workload.v1");
             }
         }
+        pub mod node {
+            pub mod v1 {
+                tonic::include_proto!("sluice.node.v1");
+            }
+        }
     }
     /// Plugin to executor.
     pub use sluice::cni::v1 as cni;
     /// Broker to executor, and the descriptor socket.
     pub use sluice::executor::v1 as executor;
+    /// Installer to broker.
+    pub use sluice::node::v1 as node;
     /// Types that several contracts share.
     pub use sluice::types::v1 as types;
     /// Broker to node-local tools.

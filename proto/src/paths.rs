@@ -61,6 +61,18 @@ impl RunDir {
     pub fn http_socket(&self) -> PathBuf {
         self.0.join("broker/http.sock")
     }
+    /// Installer to broker, gRPC: `NodeLifecycle`. Group of the directory (the installer's).
+    pub fn node_socket(&self) -> PathBuf {
+        self.0.join("node/broker.sock")
+    }
+    /// Credentials for the plugin's degraded decision: written by the installer, read by the plugin. Mode 0600, root.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.0.join("plugin/kubeconfig")
+    }
+    /// Plugin to installer, SOCK_DGRAM: one JSON log line a datagram. Mode 0600, root.
+    pub fn plugin_log_socket(&self) -> PathBuf {
+        self.0.join("plugin/log.sock")
+    }
     /// ZDS, SOCK_SEQPACKET. On a cluster the path ztunnel expects is used instead.
     pub fn zds_socket(&self) -> PathBuf {
         self.0.join("ztunnel/ztunnel.sock")
