@@ -18,6 +18,12 @@ pub enum ErrorCode {
     ExecutorTimeout,
     /// `PLG-UNDECIDED`: neither the agent nor the API server could say whether the pod belongs to the mesh.
     Undecided,
+    /// `PLG-AUTH`: the API server does not accept the plugin's credentials, or does not let it read the pod.
+    ApiCredentials,
+    /// `PLG-KUBECONFIG`: the plugin's kubeconfig cannot be used.
+    Kubeconfig,
+    /// `PLG-POD`: the API server does not have the pod, or has another one of that name.
+    PodUnconfirmed,
     /// `PLG-BUG`: the plugin panicked.
     PluginBug,
     /// `EXE-FD`: a descriptor was refused.
@@ -98,6 +104,22 @@ const TABLE: &[(ErrorCode, &str, &str)] = &[
         ErrorCode::Undecided,
         "PLG-UNDECIDED",
         "bring the agent or the API server back; the kubelet tries again",
+    ),
+    (
+        ErrorCode::ApiCredentials,
+        "PLG-AUTH",
+        "bring the agent back, which renews the plugin's token, and check the rights of its ServiceAccount \
+         (get pods, get namespaces); the kubelet tries again",
+    ),
+    (
+        ErrorCode::Kubeconfig,
+        "PLG-KUBECONFIG",
+        "bring the agent back, which writes the plugin's kubeconfig anew; the kubelet tries again",
+    ),
+    (
+        ErrorCode::PodUnconfirmed,
+        "PLG-POD",
+        "none if the pod was deleted or replaced; otherwise bring the agent back",
     ),
     (ErrorCode::PluginBug, "PLG-BUG", "report it with the message"),
     (

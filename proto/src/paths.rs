@@ -73,6 +73,10 @@ impl RunDir {
     pub fn plugin_log_socket(&self) -> PathBuf {
         self.0.join("plugin/log.sock")
     }
+    /// Where the plugin leaves a record of each static pod that it let pass without an agent; read by the installer.
+    pub fn unprotected(&self) -> PathBuf {
+        self.0.join("plugin/unprotected")
+    }
     /// ZDS, SOCK_SEQPACKET. On a cluster the path ztunnel expects is used instead.
     pub fn zds_socket(&self) -> PathBuf {
         self.0.join("ztunnel/ztunnel.sock")
@@ -96,6 +100,8 @@ pub struct Deadlines {
     pub no_broker: Duration,
     /// The plugin tries to reach the executor for this long.
     pub connect: Duration,
+    /// Without an agent the plugin has its answer from the API server, or has given up, by then, counted from its start.
+    pub without_agent: Duration,
 }
 
 /// The deadlines of this version.
@@ -105,7 +111,9 @@ pub const DEADLINES: Deadlines = Deadlines {
     plugin: Duration::from_secs(10),
     no_broker: Duration::from_secs(2),
     connect: Duration::from_secs(1),
+    without_agent: Duration::from_secs(4),
 };
 
 const _: () = assert!(DEADLINES.zds.as_millis() < DEADLINES.executor.as_millis());
+const _: () = assert!(DEADLINES.no_broker.as_millis() < DEADLINES.without_agent.as_millis());
 const _: () = assert!(DEADLINES.executor.as_millis() < DEADLINES.plugin.as_millis());
