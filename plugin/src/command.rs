@@ -18,7 +18,7 @@ use sluice_proto::id::Attachment;
 use crate::config::{GivenVersion, NetworkConfig, Settings, SpecVersion};
 use crate::error::chain;
 use crate::invocation::{AttachmentArgs, PodArgs};
-use crate::log::{Level, line, set_level};
+use crate::log::{Level, configure, line};
 
 /// What goes to stdout.
 #[derive(Debug)]
@@ -98,6 +98,6 @@ fn settings_or_default(config: &NetworkConfig<'_>) -> Settings {
         line(Level::Error, message, &[("error", &error)]);
         Settings::default()
     });
-    set_level(settings.log_level);
+    configure(&settings);
     settings
 }

@@ -3,7 +3,7 @@
 //! Reading has two steps, so that a mistake in our keys does not keep DEL from letting go of a pod.
 
 use std::fmt;
-use std::path::Path;
+use std::path::PathBuf;
 
 use serde::Deserialize;
 use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
@@ -31,7 +31,7 @@ const WELL_KNOWN: &[&str] = &[
     "type",
 ];
 
-const OUR_KEYS: &str = "ifname, logLevel, runDir, selection, status";
+const OUR_KEYS: &str = "ifname, kubeconfig, logLevel, runDir, selection, staticPods, status";
 
 /// The network configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -170,9 +170,11 @@ pub(crate) struct ValidAttachment {
 #[derive(Debug, Default)]
 struct OurKeys<'a> {
     ifname: Option<&'a RawValue>,
+    kubeconfig: Option<&'a RawValue>,
     log_level: Option<&'a RawValue>,
     run_dir: Option<&'a RawValue>,
     selection: Option<&'a RawValue>,
+    static_pods: Option<&'a RawValue>,
     status: Option<&'a RawValue>,
     unknown: Option<String>,
 }
@@ -185,6 +187,9 @@ pub(crate) struct Settings {
     /// Which pods are exempt, and what the executor compares. Key `selection`; `None`: the conflist has none.
     pub(crate) selection: Option<SelectionConfig>,
     ifname: Option<InterfaceName>,
+    kubeconfig: Option<PathBuf>,
+    /// What becomes of a static pod that nobody can place. Key `staticPods`.
+    pub(crate) static_pods: StaticPods,
     /// Key `logLevel`.
     pub(crate) log_level: Level,
     /// Whether STATUS may fail. Key `status.gateNode`.
@@ -217,19 +222,10 @@ impl<'a> NetworkConfig<'a> {
             return Err(ConfigError::UnknownKey { key: key.clone() });
         }
         let default = Settings::default();
-        let run_dir = match read::<String>("runDir", ours.run_dir)? {
-            Some(path) if !Path::new(&path).is_absolute() => {
-                let problem = format!("{path:?} is not valid: an absolute path");
-                return Err(ConfigError::Value {
-                    path: "runDir",
-                    problem,
-                });
-            }
-            Some(path) => RunDir::new(path),
-            None => default.run_dir,
-        };
         Ok(Settings {
-            run_dir,
+            run_dir: read_path("runDir", ours.run_dir)?.map_or(default.run_dir, RunDir::new),
+            kubeconfig: read_path("kubeconfig", ours.kubeconfig)?,
+            static_pods: read("staticPods", ours.static_pods)?.unwrap_or(default.static_pods),
             selection: read("selection", ours.selection)?,
             ifname: read("ifname", ours.ifname)?,
             log_level: read("logLevel", ours.log_level)?.unwrap_or(default.log_level),
@@ -245,6 +241,8 @@ impl Settings {
             run_dir: RunDir::default(),
             selection: None,
             ifname: None,
+            kubeconfig: None,
+            static_pods: StaticPods::Pass,
             log_level: Level::Warn,
             gate_node: false,
         }
@@ -254,6 +252,23 @@ impl Settings {
     pub(crate) fn ifname(&self) -> &str {
         self.ifname.as_ref().map_or("eth0", InterfaceName::as_str)
     }
+
+    /// With what the API server is asked when the agent is away. Key `kubeconfig`.
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.kubeconfig
+            .clone()
+            .unwrap_or_else(|| self.run_dir.kubeconfig())
+    }
+}
+
+/// What becomes of a static pod while neither agent nor API server can say whether it is in the mesh.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum StaticPods {
+    /// It starts unprotected: the control plane itself may be made of such pods.
+    Pass,
+    /// It waits, as any other.
+    Refuse,
 }
 
 #[derive(Debug, Deserialize)]
@@ -261,6 +276,16 @@ impl Settings {
 struct StatusSettings {
     #[serde(default)]
     gate_node: bool,
+}
+
+fn read_path(key: &'static str, raw: Option<&RawValue>) -> Result<Option<PathBuf>, ConfigError> {
+    match read::<String>(key, raw)? {
+        Some(path) if !path.starts_with('/') => Err(ConfigError::Value {
+            path: key,
+            problem: format!("{path:?} is not valid: an absolute path"),
+        }),
+        path => Ok(path.map(PathBuf::from)),
+    }
 }
 
 fn read<'a, T: Deserialize<'a>>(
@@ -315,9 +340,11 @@ impl<'de> Visitor<'de> for ConfigVisitor {
                     config.valid_attachments = Some(map.next_value::<Option<_>>()?.unwrap_or_default());
                 }
                 "ifname" => config.ours.ifname = Some(map.next_value()?),
+                "kubeconfig" => config.ours.kubeconfig = Some(map.next_value()?),
                 "logLevel" => config.ours.log_level = Some(map.next_value()?),
                 "runDir" => config.ours.run_dir = Some(map.next_value()?),
                 "selection" => config.ours.selection = Some(map.next_value()?),
+                "staticPods" => config.ours.static_pods = Some(map.next_value()?),
                 "status" => config.ours.status = Some(map.next_value()?),
                 "cniVersion" => {
                     let _: IgnoredAny = map.next_value()?;

@@ -15,6 +15,7 @@ use crate::invocation::EnvironmentError;
 use crate::netns::NetnsError;
 use crate::prev_result::PrevResultError;
 use crate::stdin::StdinError;
+use crate::without_agent::WithoutAgent;
 
 /// Longest `msg`, in characters.
 const MAX_MSG: usize = 256;
@@ -45,6 +46,8 @@ pub(crate) enum PluginError {
     Netns(#[from] NetnsError),
     #[error(transparent)]
     Executor(#[from] ExecutorError),
+    #[error(transparent)]
+    WithoutAgent(Box<WithoutAgent>),
     /// The agent says no.
     #[error("{0}")]
     Refused(Failure),
@@ -58,6 +61,12 @@ pub(crate) enum PluginError {
     Panic(String),
 }
 
+impl From<WithoutAgent> for PluginError {
+    fn from(error: WithoutAgent) -> Self {
+        Self::WithoutAgent(Box::new(error))
+    }
+}
+
 /// The error document.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -69,8 +78,9 @@ struct CniError<'a> {
 }
 
 impl PluginError {
-    fn error_code(&self) -> ErrorCode {
+    pub(crate) fn error_code(&self) -> ErrorCode {
         match self {
+            Self::WithoutAgent(error) => error.error_code(),
             Self::Environment(_) => ErrorCode::PluginEnvironment,
             Self::Stdin(_) | Self::Config(_) | Self::PrevResult(_) => ErrorCode::PluginConfiguration,
             Self::Netns(NetnsError::Host { .. }) => ErrorCode::DescriptorRefused,
@@ -102,6 +112,7 @@ impl PluginError {
             Self::Refused(failure) | Self::CheckFailed(failure) if !failure.component.is_empty() => {
                 &failure.component
             }
+            Self::WithoutAgent(error) => error.component(),
             _ => "plugin",
         }
     }
@@ -112,6 +123,7 @@ impl PluginError {
             Self::Stdin(_) | Self::Config(_) | Self::PrevResult(_) => "read the configuration",
             Self::Netns(_) => "open netns sockets",
             Self::Executor(error) => error.stage(),
+            Self::WithoutAgent(error) => error.stage(),
             Self::Refused(failure) | Self::CheckFailed(failure) => &failure.stage,
             Self::NotReady(_) => "status",
             Self::Panic(_) => "panic",
@@ -121,6 +133,7 @@ impl PluginError {
     fn cause(&self) -> String {
         match self {
             Self::Refused(failure) | Self::CheckFailed(failure) => failure.cause.clone(),
+            Self::WithoutAgent(error) => error.explanation(),
             error => chain(error),
         }
     }

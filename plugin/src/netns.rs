@@ -1,5 +1,5 @@
-//! The one place that enters a network namespace. It does so for good, on the main thread, which is the only one:
-//! the process ends soon, and Unix sockets with a path do not depend on the namespace.
+//! The one place that enters a network namespace. The main thread does so for good: the process ends soon, and Unix
+//! sockets with a path do not depend on the namespace. What needs the host's network afterwards runs on a thread of its own.
 #![expect(clippy::disallowed_methods, reason = "the one netns module of the plugin")]
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
-use nix::sys::stat::{Mode, fstat, stat};
+use nix::sys::stat::{FileStat, Mode, fstat};
 use sluice_proto::id::NetnsPath;
 
 use crate::log::{Level, line};
@@ -36,6 +36,14 @@ pub(crate) enum NetnsError {
         #[source]
         source: Errno,
     },
+    #[error("{path} is another network namespace by now")]
+    Replaced { path: NetnsPath },
+    #[error("cannot return to the host's network namespace: there is no /proc")]
+    NoWayBack,
+    #[error("cannot return to the host's network namespace")]
+    Return(#[source] Errno),
+    #[error("cannot start a thread")]
+    Thread(#[source] std::io::Error),
     #[error("cannot open a {kind} socket in {path}")]
     Socket {
         kind: &'static str,
@@ -45,71 +53,137 @@ pub(crate) enum NetnsError {
     },
 }
 
-/// Enters the namespace and opens what the executor needs to work in it, in the order it expects: the namespace
-/// itself, NETLINK_NETFILTER, NETLINK_ROUTE twice (requests, and link notifications that are never mixed with
-/// replies), then for each family with legacy iptables tables a datagram socket through which those can be read and
-/// replaced (`IPT_SO_GET_INFO`, linux/netfilter_ipv4/ip_tables.h). The last are never bound or sent on.
-pub(crate) fn open_sockets(path: &NetnsPath) -> Result<Vec<OwnedFd>, NetnsError> {
-    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
-    let netns = open(path.as_str(), flags, Mode::empty()).map_err(|source| NetnsError::Open {
-        path: path.clone(),
-        source,
-    })?;
-    refuse_own(path, &netns)?;
-    setns(netns.as_fd(), CloneFlags::CLONE_NEWNET).map_err(|source| NetnsError::Enter {
-        path: path.clone(),
-        source,
-    })?;
-    let netlink = |kind, protocol| {
-        let family = AddressFamily::Netlink;
-        new_socket(path, kind, family, SockType::Raw, Some(protocol))
-    };
-    let mut descriptors = Vec::with_capacity(6);
-    descriptors.push(netns);
-    descriptors.push(netlink("NETLINK_NETFILTER", SockProtocol::NetlinkNetFilter)?);
-    descriptors.push(netlink("NETLINK_ROUTE", SockProtocol::NetlinkRoute)?);
-    descriptors.push(netlink("NETLINK_ROUTE", SockProtocol::NetlinkRoute)?);
-    for (kind, family, names) in [
-        (
-            "AF_INET",
-            AddressFamily::Inet,
-            "/proc/thread-self/net/ip_tables_names",
-        ),
-        (
-            "AF_INET6",
-            AddressFamily::Inet6,
-            "/proc/thread-self/net/ip6_tables_names",
-        ),
-    ] {
-        if has_tables(names) {
-            descriptors.push(new_socket(path, kind, family, SockType::Datagram, None)?);
-        }
-    }
-    Ok(descriptors)
+/// The namespace that the main thread is in from now on.
+#[derive(Debug)]
+pub(crate) struct PodNetns {
+    path: NetnsPath,
+    /// Device and inode. They name this namespace alone while the process is in it.
+    identity: (u64, u64),
+    /// Not yet handed over.
+    descriptor: Option<OwnedFd>,
+    /// Where the process came from; `None` without `/proc`.
+    host: Option<OwnedFd>,
 }
 
-/// The plugin runs in the host's namespace; rules for a pod there would redirect the whole node. Without `/proc`
-/// nobody here can tell; the executor, which knows the host's namespace from its opener, refuses it too.
-fn refuse_own(path: &NetnsPath, netns: &OwnedFd) -> Result<(), NetnsError> {
-    let of = |stat: nix::Result<nix::sys::stat::FileStat>| {
-        stat.map_err(|source| NetnsError::Compare {
+impl PodNetns {
+    /// Enters the namespace at `path`, unless it is the host's.
+    pub(crate) fn enter(path: &NetnsPath) -> Result<Self, NetnsError> {
+        let netns = open_path(path)?;
+        let (host, identity) = refuse_own(path, &netns)?;
+        setns(netns.as_fd(), CloneFlags::CLONE_NEWNET).map_err(|source| NetnsError::Enter {
             path: path.clone(),
             source,
+        })?;
+        Ok(Self {
+            path: path.clone(),
+            identity,
+            descriptor: Some(netns),
+            host,
         })
+    }
+
+    /// Opens what the executor needs to work in the namespace, in the order it expects: the namespace itself,
+    /// NETLINK_NETFILTER, NETLINK_ROUTE twice (requests, and link notifications that are never mixed with replies), then
+    /// for each family with legacy iptables tables a datagram socket through which those can be read and replaced
+    /// (`IPT_SO_GET_INFO`, linux/netfilter_ipv4/ip_tables.h). The last are never bound or sent on.
+    pub(crate) fn open_sockets(&mut self) -> Result<Vec<OwnedFd>, NetnsError> {
+        let netlink = |kind, protocol| {
+            let family = AddressFamily::Netlink;
+            new_socket(&self.path, kind, family, SockType::Raw, Some(protocol))
+        };
+        let mut descriptors = Vec::with_capacity(6);
+        descriptors.push(match self.descriptor.take() {
+            Some(netns) => netns,
+            None => self.reopen()?,
+        });
+        descriptors.push(netlink("NETLINK_NETFILTER", SockProtocol::NetlinkNetFilter)?);
+        descriptors.push(netlink("NETLINK_ROUTE", SockProtocol::NetlinkRoute)?);
+        descriptors.push(netlink("NETLINK_ROUTE", SockProtocol::NetlinkRoute)?);
+        for (kind, family, names) in [
+            (
+                "AF_INET",
+                AddressFamily::Inet,
+                "/proc/thread-self/net/ip_tables_names",
+            ),
+            (
+                "AF_INET6",
+                AddressFamily::Inet6,
+                "/proc/thread-self/net/ip6_tables_names",
+            ),
+        ] {
+            if has_tables(names) {
+                descriptors.push(new_socket(&self.path, kind, family, SockType::Datagram, None)?);
+            }
+        }
+        Ok(descriptors)
+    }
+
+    /// For another try: the same namespace, or an error if the path leads to another one by now.
+    fn reopen(&self) -> Result<OwnedFd, NetnsError> {
+        let netns = open_path(&self.path)?;
+        if identity(&self.path, fstat(&netns))? != self.identity {
+            return Err(NetnsError::Replaced {
+                path: self.path.clone(),
+            });
+        }
+        Ok(netns)
+    }
+
+    /// Does `work` on a thread in the host's network namespace, and waits for it.
+    pub(crate) fn outside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, NetnsError> {
+        let host = self.host.as_ref().ok_or(NetnsError::NoWayBack)?;
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().spawn_scoped(scope, || {
+                setns(host.as_fd(), CloneFlags::CLONE_NEWNET)
+                    .map(|()| work())
+                    .map_err(NetnsError::Return)
+            });
+            let done = thread.map_err(NetnsError::Thread)?.join();
+            // A panic has ended the process by now.
+            done.unwrap_or(Err(NetnsError::NoWayBack))
+        })
+    }
+}
+
+fn open_path(path: &NetnsPath) -> Result<OwnedFd, NetnsError> {
+    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+    open(path.as_str(), flags, Mode::empty()).map_err(|source| NetnsError::Open {
+        path: path.clone(),
+        source,
+    })
+}
+
+fn identity(path: &NetnsPath, stat: nix::Result<FileStat>) -> Result<(u64, u64), NetnsError> {
+    let stat = stat.map_err(|source| NetnsError::Compare {
+        path: path.clone(),
+        source,
+    })?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+/// Gives the namespace the process is in, and the identity of the other one.
+///
+/// The plugin runs in the host's namespace; rules for a pod there would redirect the whole node. Without `/proc`
+/// nobody here can tell; the executor, which knows the host's namespace from its opener, refuses it too.
+fn refuse_own(path: &NetnsPath, netns: &OwnedFd) -> Result<(Option<OwnedFd>, (u64, u64)), NetnsError> {
+    let theirs = identity(path, fstat(netns))?;
+    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
+    let host = match open("/proc/self/ns/net", flags, Mode::empty()) {
+        Err(Errno::ENOENT) => return Ok((None, theirs)),
+        host => host.map_err(|source| NetnsError::Compare {
+            path: path.clone(),
+            source,
+        })?,
     };
-    let own = match stat("/proc/self/ns/net") {
-        Err(Errno::ENOENT) => return Ok(()),
-        own => of(own)?,
-    };
-    let theirs = of(fstat(netns))?;
-    if (theirs.st_dev, theirs.st_ino) == (own.st_dev, own.st_ino) {
+    let own = identity(path, fstat(&host))?;
+    if theirs == own {
         return Err(NetnsError::Host {
             path: path.clone(),
-            inode: theirs.st_ino,
-            own: own.st_ino,
+            inode: theirs.1,
+            own: own.1,
         });
     }
-    Ok(())
+    Ok((Some(host), theirs))
 }
 
 fn new_socket(

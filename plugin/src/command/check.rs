@@ -9,12 +9,12 @@ use crate::deadline::Deadline;
 use crate::error::PluginError;
 use crate::executor;
 use crate::invocation::AttachmentArgs;
-use crate::log::{Level, line, set_level};
+use crate::log::{Level, configure, line};
 
 pub(crate) fn check(args: &AttachmentArgs, input: &[u8], deadline: Deadline) -> Result<Answer, PluginError> {
     let config = NetworkConfig::parse(input)?;
     let settings = config.settings()?;
-    set_level(settings.log_level);
+    configure(&settings);
     if config.prev_result.is_none() {
         return Err(ConfigError::NoPrevResult("CHECK").into());
     }

@@ -9,12 +9,12 @@ use crate::config::NetworkConfig;
 use crate::deadline::Deadline;
 use crate::error::PluginError;
 use crate::executor;
-use crate::log::{Level, line, set_level};
+use crate::log::{Level, configure, line};
 
 pub(crate) fn gc(input: &[u8], deadline: Deadline) -> Result<Answer, PluginError> {
     let config = NetworkConfig::parse(input)?;
     let settings = config.settings()?;
-    set_level(settings.log_level);
+    configure(&settings);
     // What has no valid name was never handed over, so leaving it out removes nothing.
     let valid = config.valid_attachments()?.iter().filter_map(|attachment| {
         let attachment = Attachment {

@@ -160,12 +160,17 @@ fn a_mistake_in_the_configuration_is_named_with_what_is_allowed() {
         (
             with("runDirectory", json!("/x")),
             7,
-            "ours are ifname, logLevel, runDir, selection, status",
+            "ours are ifname, kubeconfig, logLevel, runDir, selection, staticPods, status",
         ),
         (
             with("runDir", json!("relative")),
             7,
             "runDir: \"relative\" is not valid: an absolute path",
+        ),
+        (
+            with("kubeconfig", json!("x/y")),
+            7,
+            "kubeconfig: \"x/y\" is not valid: an absolute path",
         ),
         (with("logLevel", json!("loud")), 7, "expected one of `off`"),
         (with("ifname", json!("a/b")), 7, "ifname: "),

@@ -2,6 +2,7 @@
 #![cfg(test)]
 
 #[path = "../support/executor.rs"]
+#[expect(dead_code, reason = "another test binary uses the rest")]
 mod executor;
 #[path = "../support/run.rs"]
 #[expect(dead_code, reason = "the other test binary uses the rest")]

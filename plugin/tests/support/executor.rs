@@ -22,6 +22,8 @@ pub(crate) enum Behaviour {
     Well,
     Fail(Failure),
     NoBroker,
+    /// As the executor does it: after some time.
+    NoBrokerAfter(std::time::Duration),
     /// Takes the call and never answers.
     Hang,
     /// Takes the call and closes the connection.
@@ -147,6 +149,10 @@ impl CniService for Service {
         let outcome = match &self.behaviour {
             Behaviour::Fail(failure) => Outcome::Refused(failure.clone()),
             Behaviour::NoBroker => Outcome::NoBroker(NoBroker { waited_ms: 2000 }),
+            Behaviour::NoBrokerAfter(patience) => {
+                tokio::time::sleep(*patience).await;
+                Outcome::NoBroker(NoBroker { waited_ms: 2000 })
+            }
             _ => Outcome::Admitted(Admitted {
                 mode: Mode::Ambient.into(),
             }),
