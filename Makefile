@@ -16,7 +16,13 @@ SERVICES := netns-executor netns-opener ambient-broker sluicectl standin-proxy s
 PACKAGES := nftables iptables iproute2 ipset conntrack strace procps containernetworking-plugins
 TOOLS := nft iptables-nft-save iptables-legacy-save ip ipset conntrack strace ps
 
-.PHONY: help setup dist demo test bench lint fmt bless deny clean
+# The container image: these binaries, under this name, in this archive.
+IMAGE := localhost/sluice:dev
+IMAGE_BINARIES := netns-executor netns-opener ambient-broker $(filter installer,$(SERVICES)) sluicectl sluice-cni
+IMAGE_CONTEXT := $(abspath $(TARGET_DIR))/image/context
+IMAGE_ARCHIVE := $(abspath $(TARGET_DIR))/image/sluice.oci.tar
+
+.PHONY: help setup dist image image-archive demo test bench lint fmt bless deny clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -37,6 +43,28 @@ dist: ## build the shipped binaries into target/dist
 	@mkdir -p $(DIST)
 	@for bin in $(SERVICES); do install -m 0755 $(TARGET_DIR)/$(HOST)/release/$$bin $(DIST)/$$bin; done
 	@install -m 0755 $(TARGET_DIR)/$(HOST)/plugin/sluice-cni $(DIST)/sluice-cni
+
+image: dist ## build the container image without a daemon: target/image/sluice.oci.tar (needs root)
+	@command -v buildah >/dev/null || \
+	  { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends buildah; }
+	@$(MAKE) --no-print-directory image-archive
+
+# From what `make dist` left. Nothing of this run is in the result: no time, no host name, no user, no order of a directory;
+# so two builds of the same binaries are the same archive, byte for byte.
+image-archive:
+	@rm -rf $(IMAGE_CONTEXT) && mkdir -p $(IMAGE_CONTEXT)/bin
+	@for bin in $(IMAGE_BINARIES); do install -m 0755 $(DIST)/$$bin $(IMAGE_CONTEXT)/bin/; done
+	@work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
+	buildah() { command buildah --storage-driver vfs --root "$$work/storage" --runroot "$$work/run" "$$@"; }; \
+	buildah build --quiet --isolation chroot --format oci --timestamp 0 --identity-label=false --layers=false \
+	  --file Containerfile --tag $(IMAGE) $(IMAGE_CONTEXT) >/dev/null; \
+	buildah push --quiet $(IMAGE) oci:$$work/layout:$(IMAGE); \
+	mkdir -p $(dir $(IMAGE_ARCHIVE)); \
+	tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX \
+	  -C $$work/layout -cf $$work/archive blobs index.json oci-layout; \
+	mv $$work/archive $(IMAGE_ARCHIVE); \
+	grep -o '"digest":"[^"]*"' $$work/layout/index.json; \
+	echo "$(IMAGE) -> $(IMAGE_ARCHIVE), $$(stat -c %s $(IMAGE_ARCHIVE)) bytes"
 
 demo: dist ## show the whole product at work on this machine (needs root; KEEP=1 leaves the node running)
 	SLUICE_BIN_DIR=$(DIST) $(DIST)/sluice-demo $(if $(KEEP),--keep)

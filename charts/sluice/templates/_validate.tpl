@@ -1,0 +1,27 @@
+{{/* What the schema cannot say. Each message: which value, what is wrong, what to do. */}}
+{{- define "sluice.validate" -}}
+{{- $values := .Values -}}
+{{- $needed := dict "prepare" (list "CHOWN") "executor" (list "NET_ADMIN") -}}
+{{- if ne $values.profile "enrolOnAdd" -}}
+{{- $_ := set $needed "opener" (list "SYS_ADMIN" "SYS_PTRACE") -}}
+{{- end -}}
+{{- range $container, $capabilities := $needed -}}
+{{- range $capability := $capabilities -}}
+{{- if not (has $capability (index $values $container).capabilities) -}}
+{{- $hint := "" -}}
+{{- if eq $container "opener" -}}{{- $hint = "; to run without it, set profile=enrolOnAdd" -}}{{- end -}}
+{{- fail (printf "%s.capabilities: %s is missing, and %s cannot work without it%s" $container $capability $container $hint) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $values.broker.capabilities -}}
+{{- fail (printf "broker.capabilities: %s: the broker reads what the API server and ztunnel send, and runs without capabilities" .) -}}
+{{- end -}}
+{{- $platform := include "sluice.platform" . | fromYaml -}}
+{{- if eq (clean $platform.binDir) (clean $platform.confDir) -}}
+{{- fail (printf "cni.binDir and cni.confDir are both %s: the runtime keeps plugins and configurations apart" $platform.binDir) -}}
+{{- end -}}
+{{- if and (eq $values.cni.mode "chained") $values.cni.ownedFileName -}}
+{{- fail "cni.ownedFileName is set, but cni.mode is chained and makes no file of its own: leave it out, or set cni.mode=owned" -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,140 @@
+//! The chart's page and its settings say what the chart does.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use crate::helm::{Release, chart, texts};
+use crate::privileges::CONTAINERS;
+
+/// Rows of the table with this first heading: cells without back-quotes.
+fn table(page: &str, heading: &str) -> Vec<Vec<String>> {
+    let mut lines = page
+        .lines()
+        .skip_while(|line| !line.starts_with(&format!("| {heading} |")));
+    let rows = lines.by_ref().skip(2).take_while(|line| line.starts_with('|'));
+    let rows: Vec<Vec<String>> = rows
+        .map(|row| {
+            let cells = row.trim_matches('|').split('|');
+            cells.map(|cell| cell.trim().replace('`', "")).collect()
+        })
+        .collect();
+    assert!(!rows.is_empty(), "no table {heading}");
+    rows
+}
+
+#[test]
+fn the_table_of_containers_is_what_is_rendered() {
+    let page = std::fs::read_to_string(chart().join("README.md")).unwrap();
+    let release = Release::render(&[]);
+    let rows = table(&page, "Container");
+    assert_eq!(rows.len(), CONTAINERS.len());
+    for (row, (name, container)) in rows.iter().zip(release.containers()) {
+        assert_eq!(row[0].split(' ').next(), Some(name));
+        let context = &container["securityContext"];
+        assert_eq!(row[1], context["runAsUser"].to_string(), "{name}");
+        let capabilities = texts(&context["capabilities"]["add"]).join(", ");
+        let told = if row[2] == "none" { "" } else { row[2].as_str() };
+        assert_eq!(told, capabilities, "{name}");
+    }
+}
+
+#[test]
+fn the_table_of_platforms_is_what_is_rendered() {
+    let page = std::fs::read_to_string(chart().join("README.md")).unwrap();
+    for row in table(&page, "Platform") {
+        for platform in row[0].split(", ") {
+            let platform = if platform == "(none)" { "" } else { platform };
+            let release = Release::render(&[&format!("platform={platform}")]);
+            assert_eq!(
+                release.flag("installer", "--host-cni-bin-dir").unwrap(),
+                row[1],
+                "{platform}"
+            );
+            if row[2] != "as k3s" {
+                assert_eq!(
+                    release.flag("installer", "--host-cni-net-dir").unwrap(),
+                    row[2],
+                    "{platform}"
+                );
+            }
+        }
+    }
+}
+
+/// Every setting that the schema knows, as dotted paths; maps that take any key end in `*`.
+fn known(schema: &Value, definitions: &Value, path: &str, found: &mut BTreeSet<String>) {
+    let schema = match schema["$ref"].as_str() {
+        Some(name) => &definitions[name.trim_start_matches("#/definitions/")],
+        None => schema,
+    };
+    match schema["properties"].as_object() {
+        // What may be left out entirely is described by its parent's comment.
+        Some(properties) => {
+            found.insert(path.to_owned());
+            for (key, value) in properties {
+                let path = if path.is_empty() {
+                    key.clone()
+                } else {
+                    format!("{path}.{key}")
+                };
+                known(value, definitions, &path, found);
+            }
+        }
+        None => {
+            found.insert(path.to_owned());
+        }
+    }
+}
+
+fn set(values: &Value, path: &str, found: &mut BTreeMap<String, Value>) {
+    for (key, value) in values.as_object().into_iter().flatten() {
+        let path = if path.is_empty() {
+            key.clone()
+        } else {
+            format!("{path}.{key}")
+        };
+        set(value, &path, found);
+        found.insert(path, value.clone());
+    }
+}
+
+#[test]
+fn every_setting_has_a_default_and_every_default_is_a_setting() {
+    let read = |file: &str| std::fs::read_to_string(chart().join(file)).unwrap();
+    let schema: Value = serde_json::from_str(&read("values.schema.json")).unwrap();
+    let values: Value = serde_saphyr::from_str(&read("values.yaml")).unwrap();
+    let (mut known_paths, mut defaults) = (BTreeSet::new(), BTreeMap::new());
+    known(&schema, &schema["definitions"], "", &mut known_paths);
+    set(&values, "", &mut defaults);
+    // Free-form: their keys are the user's.
+    let free = [
+        "nodeSelector.",
+        "podLabels.",
+        "podAnnotations.",
+        "daemonSetLabels.",
+    ];
+    for path in defaults
+        .keys()
+        .filter(|path| !free.iter().any(|prefix| path.starts_with(prefix)))
+    {
+        assert!(known_paths.contains(path), "{path} is in values.yaml only");
+    }
+    // Kubernetes' own objects are documented there.
+    let kubernetes = |path: &str| {
+        [
+            "resources.",
+            "seccompProfile.",
+            "appArmorProfile.",
+            "seLinuxOptions.",
+        ]
+        .iter()
+        .any(|part| path.contains(part))
+    };
+    for path in known_paths
+        .iter()
+        .filter(|path| !path.is_empty() && *path != "global" && !kubernetes(path))
+    {
+        assert!(defaults.contains_key(path), "{path} is in the schema only");
+    }
+}

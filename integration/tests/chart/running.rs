@@ -1,0 +1,220 @@
+//! What the kernel says of the running containers, beside what the chart on the API server says of them.
+//!
+//! Needs the cluster of `make cluster` (`KUBECONFIG`, kubectl on PATH) with the chart installed on it. Its node's processes are seen
+//! through this machine's `/proc`.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use serde_json::Value;
+use sluice_testkit::process::Capability;
+use sluice_testkit::process::status::ProcStatus;
+
+use crate::helm::{NAMESPACE, texts};
+
+fn kubectl(args: &[&str]) -> Value {
+    let output = Command::new("kubectl")
+        .args(["--namespace", NAMESPACE, "--output", "json"])
+        .args(args)
+        .output()
+        .expect("kubectl: eval \"$(integration/cluster/env.sh)\" after `make cluster`");
+    assert!(
+        output.status.success(),
+        "kubectl {args:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// A running container: its processes, and what the API server has of it.
+struct Running {
+    name: String,
+    pids: Vec<u32>,
+    spec: Value,
+}
+
+/// The processes whose cgroup is named for this container.
+fn processes(id: &str) -> Vec<u32> {
+    std::fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok())
+        .filter(|pid| {
+            std::fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|text| text.contains(id))
+        })
+        .collect()
+}
+
+fn running() -> Vec<Running> {
+    let pods = kubectl(&["get", "pods", "--selector", "app.kubernetes.io/name=sluice"]);
+    let pod = &pods["items"][0];
+    assert_eq!(
+        pod["status"]["phase"], "Running",
+        "no running pod of the chart in {NAMESPACE}"
+    );
+    let statuses = pod["status"]["containerStatuses"].as_array().unwrap();
+    let containers = pod["spec"]["containers"].as_array().unwrap();
+    containers
+        .iter()
+        .map(|spec| {
+            let status = statuses
+                .iter()
+                .find(|status| status["name"] == spec["name"])
+                .unwrap();
+            let id = status["containerID"].as_str().unwrap_or_default();
+            let id = id.rsplit('/').next().unwrap();
+            let binary = spec["command"][0].as_str().unwrap().rsplit('/').next().unwrap();
+            // Not a probe that happens to run, which is another process of the same binary.
+            let serving = |pid: &u32| {
+                let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                line.contains(&format!("/{binary}")) && !line.contains("healthcheck")
+            };
+            let pids: Vec<u32> = processes(id).into_iter().filter(serving).collect();
+            assert!(!pids.is_empty(), "no process of {}", spec["name"]);
+            Running {
+                name: spec["name"].as_str().unwrap().to_owned(),
+                pids,
+                spec: spec.clone(),
+            }
+        })
+        .collect()
+}
+
+/// As the kernel counts them, from as Kubernetes spells them.
+fn capabilities(context: &Value) -> Vec<Capability> {
+    let mut list: Vec<Capability> = texts(&context["capabilities"]["add"])
+        .into_iter()
+        .map(|name| format!("CAP_{name}").parse().unwrap())
+        .collect();
+    list.sort_by_key(Capability::index);
+    list
+}
+
+fn threads(pid: u32) -> Vec<ProcStatus> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let ids = tasks.map(|task| task.unwrap().file_name().to_str().unwrap().parse().unwrap());
+    ids.filter_map(|id| ProcStatus::read(id).ok()).collect()
+}
+
+#[test]
+fn containers_run_with_what_the_chart_gives_them_and_nothing_more() {
+    let running = running();
+    assert_eq!(running.len(), 4);
+    for container in &running {
+        let context = &container.spec["securityContext"];
+        let given = capabilities(context);
+        let uid = u32::try_from(context["runAsUser"].as_u64().unwrap()).unwrap();
+        let mut held = Vec::new();
+        for pid in &container.pids {
+            let process = ProcStatus::read(*pid).unwrap();
+            held.extend(process.effective());
+            for thread in threads(*pid) {
+                let what = format!("{} ({pid}), thread {}", container.name, thread.field("Pid"));
+                // The bounding set is what it could ever get back.
+                assert_eq!(thread.bounding(), given, "{what}");
+                assert_eq!(thread.permitted(), thread.effective(), "{what}");
+                assert_eq!(thread.effective(), process.effective(), "{what}");
+                assert_eq!(thread.uids(), [uid; 4], "{what}");
+                assert!(thread.no_new_privs(), "{what}");
+                assert!(thread.has_seccomp_filter(), "{what}");
+            }
+        }
+        // Between them the processes of a container hold each capability once: none is given in vain.
+        held.sort_by_key(Capability::index);
+        assert_eq!(held, given, "{}", container.name);
+    }
+    let of = |name: &str| running.iter().find(|container| container.name == name).unwrap();
+    assert_eq!(of("netns-opener").pids.len(), 2, "the opener is two processes");
+    assert_eq!(of("ambient-broker").pids.len(), 1);
+}
+
+#[test]
+fn containers_share_the_pods_network_and_nothing_of_the_host() {
+    let link = |pid: u32, namespace: &str| {
+        let path = format!("/proc/{pid}/ns/{namespace}");
+        std::fs::read_link(path).unwrap().display().to_string()
+    };
+    let running = running();
+    let mut networks = BTreeSet::new();
+    for pid in running.iter().flat_map(|container| &container.pids) {
+        networks.insert(link(*pid, "net"));
+        // The node's first process is the parent of the container runtime's shim.
+        let node = ProcStatus::read(parent_of_shim(*pid)).unwrap();
+        let node: u32 = node.field("Pid").parse().unwrap();
+        for namespace in ["net", "pid", "mnt", "ipc", "uts"] {
+            assert_ne!(link(*pid, namespace), link(node, namespace), "{pid} {namespace}");
+        }
+    }
+    assert_eq!(networks.len(), 1, "{networks:?}");
+}
+
+/// The process that the runtime's shim of this process is a child of.
+fn parent_of_shim(pid: u32) -> u32 {
+    let parent = |pid: u32| -> u32 { ProcStatus::read(pid).unwrap().field("PPid").parse().unwrap() };
+    let name = |pid: u32| ProcStatus::read(pid).unwrap().field("Name").to_owned();
+    let mut at = pid;
+    while !name(at).starts_with("containerd-shim") {
+        at = parent(at);
+        assert_ne!(at, 0, "no shim above {pid}");
+    }
+    parent(at)
+}
+
+#[test]
+fn images_are_read_only_and_the_hosts_proc_is_seen_by_the_opener_alone() {
+    for container in running() {
+        let mounts = std::fs::read_to_string(format!("/proc/{}/mountinfo", container.pids[0])).unwrap();
+        // proc_pid_mountinfo(5): the fifth field is the mount point, the sixth its options.
+        let options = |point: &str| {
+            mounts.lines().find_map(|line| {
+                let fields: Vec<&str> = line.split(' ').collect();
+                (fields[4] == point).then(|| fields[5].to_owned())
+            })
+        };
+        assert!(options("/").unwrap().starts_with("ro"), "{}", container.name);
+        let proc = options("/host/proc");
+        assert_eq!(
+            proc.is_some(),
+            container.name == "netns-opener",
+            "{}",
+            container.name
+        );
+        if let Some(options) = proc {
+            assert!(options.starts_with("ro"), "{options}");
+        }
+        let token = options("/run/secrets/kubernetes.io/serviceaccount")
+            .or_else(|| options("/var/run/secrets/kubernetes.io/serviceaccount"));
+        assert_eq!(
+            token.is_some(),
+            container.name == "ambient-broker",
+            "{}",
+            container.name
+        );
+    }
+}
+
+#[test]
+fn only_the_broker_listens_on_a_port() {
+    let broker_port = |pid: u32| {
+        // Rows of /proc/PID/net/tcp{,6} in state 0A (LISTEN), proc_pid_net(5); all containers share them.
+        let mut ports = BTreeSet::new();
+        for table in ["tcp", "tcp6", "udp", "udp6"] {
+            let text = std::fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap();
+            for row in text.lines().skip(1) {
+                let fields: Vec<&str> = row.split_whitespace().collect();
+                if fields[3] == "0A" || table.starts_with("udp") {
+                    let port = fields[1].rsplit(':').next().unwrap();
+                    ports.insert(u16::from_str_radix(port, 16).unwrap());
+                }
+            }
+        }
+        ports
+    };
+    for container in running() {
+        assert_eq!(
+            broker_port(container.pids[0]),
+            BTreeSet::from([15014]),
+            "{}",
+            container.name
+        );
+    }
+}
