@@ -273,6 +273,10 @@ impl Driver {
                 Effect::SyncProbes { add, remove, prune } => {
                     Event::ProbesSynced(executor.sync_probes(&add, &remove, prune).await)
                 }
+                Effect::Foresee { call, pass, ask } => {
+                    let result = executor.foresee(&pass, &ask).await;
+                    Event::Foreseen { call, result }
+                }
                 _ => return,
             };
             let _ = events.send(event);

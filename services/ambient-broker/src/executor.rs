@@ -16,7 +16,7 @@ use sluice_proto::id::{PodRef, PodUid};
 use sluice_proto::paths::RunDir;
 use sluice_proto::pb::executor::netns_executor_client::NetnsExecutorClient;
 use sluice_proto::pb::executor::{
-    AdoptRequest, CompleteRequest, Feature, InspectRequest, InspectResponse, MissingHandoff,
+    AdoptRequest, CompleteRequest, Feature, ForeseeRequest, InspectRequest, InspectResponse, MissingHandoff,
     NodeStatusRequest, NodeStatusResponse, PreflightRequest, ProbeAddress, ProgramRequest,
     SyncHandoffsRequest, SyncProbeSetRequest, WatchRequest, adopt_response, complete_request,
     complete_response, program_response, sandbox_event,
@@ -45,6 +45,8 @@ const RECONNECT: (Duration, Duration) = (Duration::from_millis(20), Duration::fr
 /// A connected executor. Clones share the connection.
 #[derive(Debug, Clone)]
 struct Session {
+    /// Tells this watch from any other.
+    id: u64,
     client: NetnsExecutorClient<UdsChannel>,
     descriptors: Descriptors,
 }
@@ -150,13 +152,16 @@ impl Executor {
         let mut client = NetnsExecutorClient::with_origin(channel, origin());
         let descriptors =
             Descriptors::connect(&self.run.descriptor_socket()).map_err(SessionError::Descriptors)?;
+        let id = session_id();
+        let request = WatchRequest {
+            watcher: format!("{COMPONENT} {}", env!("CARGO_PKG_VERSION")),
+            session: id,
+        };
         self.link().session = Some(Session {
+            id,
             client: client.clone(),
             descriptors,
         });
-        let request = WatchRequest {
-            watcher: format!("{COMPONENT} {}", env!("CARGO_PKG_VERSION")),
-        };
         let status = |status| SessionError::Watch(Box::new(status));
         let mut stream = client.watch(request).await.map_err(status)?.into_inner();
         let _ = events.send(Event::ExecutorConnected);
@@ -239,6 +244,22 @@ impl Executor {
             Some(program_response::Outcome::Failed(failure)) => Err(Refused::Failed(failure.into())),
             None => Err(Refused::Failed(malformed(stage))),
         }
+    }
+
+    /// Tells which pods pass as soon as their ADD comes, and which have to be asked about.
+    pub async fn foresee(&self, pass: &[PodUid], ask: &[PodUid]) -> Result<(), Failure> {
+        let stage = "foresee";
+        let session = self.link().session.as_ref().map(|s| (s.id, s.client.clone()));
+        let (session, mut client) =
+            session.ok_or_else(|| unreachable(stage, "the executor is not connected"))?;
+        let texts = |uids: &[PodUid]| uids.iter().map(ToString::to_string).collect();
+        let request = ForeseeRequest {
+            session,
+            pass: texts(pass),
+            ask: texts(ask),
+        };
+        call(stage, CALL, client.foresee(request)).await?;
+        Ok(())
     }
 
     /// Ends a pending ADD.
@@ -428,6 +449,12 @@ fn malformed(stage: &str) -> Failure {
 
 fn invalid(stage: &str, error: &sluice_proto::sandbox::InvalidMessage) -> Failure {
     Failure::new(ErrorCode::InvalidInput, COMPONENT, stage, error.to_string())
+}
+
+/// Differs from that of every other broker that may watch the same executor.
+fn session_id() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id()).max(1)
 }
 
 #[cfg(test)]

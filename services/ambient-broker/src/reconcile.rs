@@ -11,6 +11,7 @@ mod add;
 mod advance;
 mod backoff;
 pub mod event;
+mod foresight;
 mod leave;
 mod pod;
 mod report;
@@ -90,6 +91,9 @@ impl State {
         if let Some(effect) = self.world.probes.take(now) {
             self.world.emit(effect);
         }
+        if let Some(effect) = self.world.foresight.take(now) {
+            self.world.emit(effect);
+        }
         std::mem::take(&mut self.world.out)
     }
 
@@ -99,6 +103,7 @@ impl State {
         let mut wake = self.due.first().map(|(at, _)| *at);
         wake = earliest(wake, self.world.probes.backoff.wake(now));
         wake = earliest(wake, self.world.prune.backoff.wake(now));
+        wake = earliest(wake, self.world.foresight.backoff.wake(now));
         if let (Some(listed), false) = (self.world.listed, self.world.zds_open) {
             wake = earliest(
                 wake,
@@ -205,6 +210,7 @@ impl State {
             self.due.extend(wake.map(|at| (at, uid.clone())));
         }
         if pod.forgettable() {
+            debug_assert!(!pod.foreseen, "what is not in the source cannot be foreseen");
             if let Some(at) = pod.due {
                 self.due.remove(&(at, uid.clone()));
             }

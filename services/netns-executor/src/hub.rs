@@ -16,6 +16,8 @@ use sluice_proto::pb::executor::{Heartbeat, Sandbox, SandboxEvent, SnapshotDone}
 use tokio::sync::{mpsc, watch};
 use tonic::Status;
 
+use crate::foresight::Foresight;
+
 /// Changes that a watcher may be behind.
 pub const QUEUE: usize = 2048;
 /// A watcher hears something at least this often.
@@ -38,6 +40,8 @@ struct State {
 pub struct Hub {
     state: Mutex<State>,
     watching: watch::Sender<usize>,
+    /// What the newest broker has decided ahead.
+    pub foresight: Foresight,
 }
 
 impl Default for Hub {
@@ -45,6 +49,7 @@ impl Default for Hub {
         Self {
             state: Mutex::default(),
             watching: watch::Sender::new(0),
+            foresight: Foresight::default(),
         }
     }
 }
@@ -55,8 +60,8 @@ impl Hub {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new watcher: first the snapshot, then every change. `decides`: it is a broker.
-    pub fn subscribe(self: &Arc<Self>, decides: bool) -> Subscription {
+    /// A new watcher: first the snapshot, then every change. `decides`: it is a broker, in this session.
+    pub fn subscribe(self: &Arc<Self>, decides: Option<u64>) -> Subscription {
         let (queue, changes) = mpsc::channel(QUEUE);
         let overflowed = Arc::new(AtomicBool::new(false));
         let mut state = self.lock();
@@ -75,7 +80,8 @@ impl Hub {
             queue,
             overflowed: Arc::clone(&overflowed),
         });
-        if decides {
+        if let Some(session) = decides {
+            self.foresight.begin(session);
             self.watching.send_modify(|count| *count += 1);
         }
         Subscription {
@@ -173,7 +179,7 @@ pub struct Subscription {
     changes: mpsc::Receiver<SandboxEvent>,
     overflowed: Arc<AtomicBool>,
     hub: Arc<Hub>,
-    decides: bool,
+    decides: Option<u64>,
 }
 
 impl tokio_stream::Stream for Subscription {
@@ -198,7 +204,8 @@ impl tokio_stream::Stream for Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         self.changes.close();
-        if self.decides {
+        if let Some(session) = self.decides {
+            self.hub.foresight.end(session);
             self.hub.watching.send_modify(|count| *count -= 1);
         }
     }
@@ -224,7 +231,7 @@ mod tests {
     async fn a_watcher_sees_the_snapshot_then_changes() {
         let hub = Arc::new(Hub::default());
         hub.record(&attachment("one"), view(1));
-        let mut watcher = hub.subscribe(true);
+        let mut watcher = hub.subscribe(Some(1));
         assert!(hub.is_watched());
         hub.publish(&attachment("one"), view(2), Event::Changed);
         let mut events = Vec::new();
@@ -241,14 +248,14 @@ mod tests {
         );
         drop(watcher);
         assert!(!hub.is_watched());
-        let _onlooker = hub.subscribe(false);
+        let _onlooker = hub.subscribe(None);
         assert!(!hub.is_watched(), "nobody who decides");
     }
 
     #[tokio::test]
     async fn a_slow_watcher_is_cut_off_and_told_so() {
         let hub = Arc::new(Hub::default());
-        let mut watcher = hub.subscribe(true);
+        let mut watcher = hub.subscribe(Some(1));
         for _ in 0..=QUEUE {
             hub.tell(&Event::Heartbeat(Heartbeat {}));
         }

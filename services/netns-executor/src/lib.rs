@@ -5,6 +5,7 @@
 pub mod config;
 pub mod descriptors;
 pub mod drift;
+pub mod foresight;
 pub mod handoff;
 pub mod host;
 pub mod hub;

@@ -33,6 +33,7 @@ impl World {
             self.leave(pod);
         }
         self.fetch_descriptor(pod);
+        self.foresee(pod);
         self.settle(pod);
     }
 

@@ -185,6 +185,8 @@ pub enum Event {
         pod: PodUid,
         /// Which attempt.
         epoch: Epoch,
+        /// From the message to its answer, on the wire.
+        took: Duration,
         /// When, Unix time in milliseconds.
         unix_ms: u64,
     },
@@ -218,6 +220,14 @@ pub enum Event {
         pod: PodUid,
         /// Which attempt was withdrawn.
         epoch: Epoch,
+    },
+
+    /// Whether the executor has taken what was foreseen.
+    Foreseen {
+        /// Which call.
+        call: u64,
+        /// Whether it has.
+        result: Result<(), Failure>,
     },
 
     /// Time has passed.
@@ -304,6 +314,15 @@ pub enum Effect {
         id: SandboxId,
         /// Whose.
         pod: PodUid,
+    },
+    /// Tell the executor ahead of time which pods pass and which have to be asked about (again).
+    Foresee {
+        /// Number of this call.
+        call: u64,
+        /// Outside the mesh, and without a sandbox.
+        pass: Vec<PodUid>,
+        /// No longer so.
+        ask: Vec<PodUid>,
     },
     /// End a pending ADD.
     Complete {

@@ -198,6 +198,8 @@ pub(super) struct Pod {
     pub(super) backoff: Backoff,
     pub(super) problem: Option<(&'static str, Failure)>,
     pub(super) adopting: bool,
+    /// The executor has been, or is being, told that its ADD passes.
+    pub(super) foreseen: bool,
     pub(super) timings: Vec<(&'static str, Duration)>,
     pub(super) logged: Option<Instant>,
     pub(super) was_enrolled: bool,
@@ -224,6 +226,7 @@ impl Pod {
             backoff: Backoff::default(),
             problem: None,
             adopting: false,
+            foreseen: false,
             timings: Vec::new(),
             logged: None,
             was_enrolled: false,

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use sluice_proto::ambient::Desired;
 use sluice_proto::code::ErrorCode;
+use sluice_proto::id::PodUid;
+use sluice_proto::sandbox::Failure;
 use sluice_selection::{Labels, Phase, SelectionConfig};
 
 use super::event::{ConnectionId, Effect, Epoch, Event, Refused, Sandbox, SandboxId, Verdict};
@@ -74,6 +76,12 @@ struct World {
     /// What is offered now, and in which netns.
     offers: HashMap<u32, (Epoch, SandboxId)>,
     rules: HashMap<SandboxId, Desired>,
+    /// Pods the executor lets pass without asking.
+    foreseen: HashSet<u32>,
+    /// Calls up to this one were made to an executor that is gone.
+    foresee_lost: u64,
+    /// Whether the source's pods are in the mesh.
+    mesh: HashMap<u32, bool>,
 }
 
 impl World {
@@ -92,6 +100,9 @@ impl World {
             acks: HashSet::new(),
             offers: HashMap::new(),
             rules: HashMap::new(),
+            foreseen: HashSet::new(),
+            foresee_lost: 0,
+            mesh: HashMap::new(),
         };
         world.tell(Event::SourceSynced);
         world.tell(Event::ExecutorConnected);
@@ -202,9 +213,13 @@ impl World {
                 if phase > 0 {
                     object.ips = sandbox(n, 0, false).addresses;
                 }
+                self.mesh.insert(n, mesh);
                 self.tell(Event::PodApplied(Arc::new(object)));
             }
-            Step::Delete(n) => self.tell(Event::PodDeleted(Arc::new(pod(n, true)))),
+            Step::Delete(n) => {
+                self.mesh.remove(&n);
+                self.tell(Event::PodDeleted(Arc::new(pod(n, true))));
+            }
             Step::Namespace => self.tell(Event::NamespaceApplied(Arc::new(source::Namespace {
                 name: "default".parse().unwrap(),
                 labels: Labels::default(),
@@ -232,6 +247,12 @@ impl World {
                 }
             }
             Step::ExecutorRestart => {
+                self.foreseen.clear();
+                let calls = self.calls.iter().filter_map(|call| match call {
+                    Effect::Foresee { call, .. } => Some(*call),
+                    _ => None,
+                });
+                self.foresee_lost = calls.fold(self.foresee_lost, u64::max);
                 self.tell(Event::ExecutorDisconnected);
                 self.tell(Event::ExecutorConnected);
                 for sandbox in self.sandboxes.values().cloned().collect::<Vec<_>>() {
@@ -264,14 +285,34 @@ impl World {
     }
 
     fn add(&mut self, n: u32) {
-        if let Some(old) = self.sandboxes.remove(&n) {
+        let replaced = self.sandboxes.remove(&n);
+        if let Some(old) = &replaced {
             self.ended.insert(old.id.clone());
         }
         self.lives += 1;
+        if self.foreseen.remove(&n) && replaced.is_none() {
+            let sandbox = sandbox(n, self.lives, false);
+            self.sandboxes.insert(n, sandbox.clone());
+            self.tell(Event::SandboxChanged(Box::new(sandbox)));
+            return;
+        }
         let sandbox = sandbox(n, self.lives, true);
         self.sandboxes.insert(n, sandbox.clone());
         self.adds.insert(sandbox.id.clone(), 0);
         self.tell(Event::SandboxPending(Box::new(sandbox)));
+    }
+
+    fn foresee(&mut self, fails: bool, pass: &[PodUid], ask: &[PodUid]) -> Result<(), Failure> {
+        if fails {
+            return Err(failure(ErrorCode::ExecutorUnreachable));
+        }
+        for n in ask.iter().map(Self::number) {
+            self.foreseen.remove(&n);
+        }
+        let without_sandbox = pass.iter().map(Self::number);
+        let without_sandbox = without_sandbox.filter(|n| !self.sandboxes.contains_key(n));
+        self.foreseen.extend(without_sandbox);
+        Ok(())
     }
 
     fn del(&mut self, n: u32) {
@@ -384,6 +425,10 @@ impl World {
                     Ok(source::Lookup::default())
                 },
             },
+            Effect::Foresee { call, pass, ask } => Event::Foreseen {
+                call,
+                result: self.foresee(fails || call <= self.foresee_lost, &pass, &ask),
+            },
             Effect::ZdsWithdraw { pod, epoch } => Event::ZdsWithdrawn { pod, epoch },
             Effect::ZdsOffer { pod, epoch, to, .. } => {
                 let Some(connection) = to.filter(|to| self.connections.iter().any(|(id, _)| id == to)) else {
@@ -414,6 +459,7 @@ impl World {
                             connection,
                             pod,
                             epoch,
+                            took: Duration::ZERO,
                             unix_ms: 1,
                         }
                     }
@@ -452,6 +498,9 @@ proptest! {
         for (id, verdicts) in &world.adds {
             prop_assert!(*verdicts <= 1, "{id} got {verdicts} verdicts");
             prop_assert!(*verdicts == 1 || world.ended.contains(id), "{id} never got a verdict");
+        }
+        for n in &world.foreseen {
+            prop_assert_eq!(world.mesh.get(n), Some(&false), "pod {} would pass unasked", n);
         }
     }
 }

@@ -24,6 +24,7 @@ impl State {
             Event::ExecutorDisconnected => {
                 self.world.link = Link::Down;
                 self.advance_all();
+                self.world.foresight.forget();
             }
             Event::SandboxesListed => self.listed(),
             Event::SandboxPresent(sandbox) => {
@@ -36,6 +37,7 @@ impl State {
             Event::SandboxGone { id, pod } => self.gone(&id, &pod),
             Event::Adopted { pod, result } => self.adopted(&pod, result),
             Event::ProbesSynced(result) => self.probes_synced(result),
+            Event::Foreseen { call, result } => self.world.foreseen(call, &result),
             Event::Programmed {
                 id,
                 pod,

@@ -1,6 +1,7 @@
 //! Sequences of facts, and what is done about them.
 
 mod adds;
+mod foresight;
 mod lost;
 mod peers;
 mod running;
@@ -128,12 +129,12 @@ impl Bench {
         self.tell(Event::Tick);
     }
 
-    /// What was to be done since the last look, without reports, timings and messages.
+    /// What was to be done since the last look, without reports, timings, messages and what is told ahead.
     fn take(&mut self) -> Vec<Effect> {
         let noise = |effect: &Effect| {
             matches!(
                 effect,
-                Effect::Publish { .. } | Effect::Timed { .. } | Effect::Log { .. }
+                Effect::Publish { .. } | Effect::Timed { .. } | Effect::Log { .. } | Effect::Foresee { .. }
             )
         };
         let mut effects = std::mem::take(&mut self.effects);
@@ -176,6 +177,7 @@ impl Bench {
             connection,
             pod: uid(n),
             epoch,
+            took: Duration::from_micros(30),
             unix_ms: 5,
         });
     }

@@ -43,16 +43,15 @@ impl State {
                 connection,
                 pod,
                 epoch,
+                took,
                 unix_ms,
             } => self.of_offer(connection, &pod, epoch, |world, pod| {
                 let before = pod.answers.insert(connection, Answer::Acked { unix_ms });
                 if let Some(Answer::Awaited { since }) = before {
-                    let elapsed = world.now - since;
-                    pod.timed("ack", elapsed);
-                    world.emit(Effect::Timed {
-                        stage: "ack",
-                        elapsed,
-                    });
+                    for (stage, elapsed) in [("handoff", world.now - since), ("ack", took)] {
+                        pod.timed(stage, elapsed);
+                        world.emit(Effect::Timed { stage, elapsed });
+                    }
                 }
             }),
             Event::ZdsNacked {

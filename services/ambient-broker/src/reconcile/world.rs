@@ -11,6 +11,7 @@ use sluice_selection::{Overrides, Reason, SelectionConfig};
 
 use super::backoff::{Backoff, Jitter};
 use super::event::{ConnectionId, Effect, Epoch, Level, ProbeEntry, SandboxId};
+use super::foresight::Foresight;
 use super::pod::{Decision, Pod};
 use crate::source;
 
@@ -169,6 +170,7 @@ pub(super) struct World {
     pub(super) zds_open: bool,
     pub(super) probes: ProbeQueue,
     pub(super) prune: Prune,
+    pub(super) foresight: Foresight,
     pub(super) jitter: Jitter,
     pub(super) now: Instant,
     pub(super) out: Vec<Effect>,
@@ -191,6 +193,7 @@ impl World {
             zds_open: false,
             probes: ProbeQueue::default(),
             prune: Prune::default(),
+            foresight: Foresight::default(),
             now,
             out: Vec::new(),
             epoch: 0,

@@ -190,6 +190,7 @@ impl Connection {
     }
 
     fn answered(&mut self, server: &Zds, bytes: &[u8]) -> Result<(), ConnectionError> {
+        let took = self.oldest.map(|since| since.elapsed()).unwrap_or_default();
         let refusal = message::parse_ack(bytes)?;
         let sent = self
             .queue
@@ -211,6 +212,7 @@ impl Connection {
                         connection: self.id,
                         pod: uid,
                         epoch,
+                        took,
                         unix_ms: unix_ms(),
                     });
                 } else {

@@ -211,8 +211,11 @@ fn create(node: &Arc<Node>, inner: &mut Inner, request: Request, replaced: &[Han
     };
     let (sender, inbox) = mpsc::unbounded_channel();
     let (waiter, waiting) = waiter(inner, &sender);
+    // Used up in any case; it counts only for a namespace in which nobody of ours has been.
+    let passes = node.hub.foresight.take(&record.pod.uid) && replaced.is_empty();
     let mut task = register(node, inner, record, sender, inbox);
     task.start_add(waiter, request.accepted, request.called);
+    task.passes = passes;
     Created {
         task,
         opened: request.opened,

@@ -81,6 +81,22 @@ impl Task {
         Flow::Continue(())
     }
 
+    /// The broker has decided ahead that the pod passes: as [`Task::announce`] and the verdict in one step.
+    pub(super) fn pass(&mut self) -> Flow {
+        self.record.admitted = true;
+        self.record.pending = false;
+        if let Err(failure) = self.save() {
+            return refuse(failure);
+        }
+        if let Some(add) = self.add.as_ref() {
+            let metrics = &self.node.metrics;
+            metrics.observe(Stage::Netns, add.announced.elapsed());
+        }
+        self.answer(&Answer::Admitted(Mode::None));
+        self.publish(Event::Changed);
+        Flow::Continue(())
+    }
+
     /// An identical ADD came.
     pub(super) async fn join(&mut self, waiter: Waiter, addresses: Vec<IpAddr>, opened: Opened) -> Flow {
         if self.descriptor.is_none() {

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Message, Reason, Sender, Slot};
+use crate::foresight::{Foresight, NotForeseen};
 
 /// A DEL is remembered for this long.
 pub const TOMBSTONE: Duration = Duration::from_mins(1);
@@ -79,6 +80,20 @@ impl Registry {
             .values()
             .find(|h| h.pod.uid == *uid && !h.ending)
             .cloned()
+    }
+
+    /// Takes what a broker has decided ahead. A pod that has a sandbox is left out, under the lock under which sandboxes
+    /// begin: otherwise a decision that comes late would be kept for the pod's next sandbox.
+    pub(crate) fn foresee(
+        &self,
+        foresight: &Foresight,
+        session: u64,
+        mut pass: Vec<PodUid>,
+        ask: &[PodUid],
+    ) -> Result<(), NotForeseen> {
+        let inner = self.lock();
+        pass.retain(|uid| !inner.sandboxes.values().any(|handle| handle.pod.uid == *uid));
+        foresight.note(session, pass, ask)
     }
 
     /// Whether a sandbox of this pod has this address on record.

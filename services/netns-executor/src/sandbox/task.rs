@@ -71,6 +71,8 @@ pub(super) struct Task {
     /// How often the namespace was looked for in vain.
     pub(super) attempts: u32,
     pub(super) add: Option<Box<PendingAdd>>,
+    /// The broker has decided ahead that the pod passes.
+    pub(super) passes: bool,
     pub(super) inbox: Inbox,
     pub(super) ended: CancellationToken,
     links: Option<LinkWatch>,
@@ -103,6 +105,7 @@ impl Task {
             vanished: None,
             attempts: 0,
             add: None,
+            passes: false,
             inbox,
             ended,
             links: None,
@@ -118,7 +121,11 @@ impl Task {
             // It may have the same namespace: what it has not begun yet must not undo ours.
             late.slot.close();
         }
-        let mut flow = self.announce();
+        let mut flow = if std::mem::take(&mut self.passes) {
+            self.pass()
+        } else {
+            self.announce()
+        };
         while let Flow::Continue(()) = flow {
             flow = match self.next().await {
                 Woken::Message(Some(message)) => self.handle(*message).await,

@@ -11,11 +11,11 @@ use sluice_proto::id::{NetnsPath, PodUid};
 use sluice_proto::opener::OpenerRequest;
 use sluice_proto::pb::executor::netns_executor_server::NetnsExecutor;
 use sluice_proto::pb::executor::{
-    self, AdoptRequest, AdoptResponse, CompleteRequest, CompleteResponse, InspectRequest, InspectResponse,
-    MissingHandoff, NodeStatusRequest, NodeStatusResponse, PreflightRequest, PreflightResponse, ProbeAddress,
-    ProgramRequest, ProgramResponse, SyncHandoffsRequest, SyncHandoffsResponse, SyncProbeSetRequest,
-    SyncProbeSetResponse, WatchRequest, adopt_response, complete_request, complete_response,
-    program_response,
+    self, AdoptRequest, AdoptResponse, CompleteRequest, CompleteResponse, ForeseeRequest, ForeseeResponse,
+    InspectRequest, InspectResponse, MissingHandoff, NodeStatusRequest, NodeStatusResponse, PreflightRequest,
+    PreflightResponse, ProbeAddress, ProgramRequest, ProgramResponse, SyncHandoffsRequest,
+    SyncHandoffsResponse, SyncProbeSetRequest, SyncProbeSetResponse, WatchRequest, adopt_response,
+    complete_request, complete_response, program_response,
 };
 use sluice_proto::pb::types::Mode;
 use sluice_proto::sandbox::{Failure, InvalidMessage, parse_addresses};
@@ -148,11 +148,25 @@ impl NetnsExecutor for Executor {
     type WatchStream = Subscription;
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Subscription>, Status> {
-        let watcher: String = request.into_inner().watcher.chars().take(64).collect();
+        let WatchRequest { watcher, session } = request.into_inner();
+        let watcher: String = watcher.chars().take(64).collect();
         // Others may look on, but decide nothing: an ADD must not wait for them.
         let decides = watcher.starts_with(BROKER);
         tracing::info!(watcher, decides, "watcher connected");
-        Ok(Response::new(self.node.hub.subscribe(decides)))
+        Ok(Response::new(self.node.hub.subscribe(decides.then_some(session))))
+    }
+
+    async fn foresee(&self, request: Request<ForeseeRequest>) -> Result<Response<ForeseeResponse>, Status> {
+        let ForeseeRequest { session, pass, ask } = request.into_inner();
+        let parse = |uids: Vec<String>| {
+            let parsed: Result<Vec<_>, _> = uids.into_iter().map(PodUid::parse).collect();
+            parsed.map_err(invalid)
+        };
+        self.node
+            .registry
+            .foresee(&self.node.hub.foresight, session, parse(pass)?, &parse(ask)?)
+            .map_err(|error| Status::failed_precondition(error.to_string()))?;
+        Ok(Response::new(ForeseeResponse {}))
     }
 
     async fn program(&self, request: Request<ProgramRequest>) -> Result<Response<ProgramResponse>, Status> {

@@ -129,6 +129,9 @@ impl Executor {
     }
 }
 
+/// Under which the broker of a test foresees.
+pub(crate) const SESSION: u64 = 1;
+
 impl Dial {
     pub(crate) async fn broker(&self) -> Broker {
         let stream = tokio::net::UnixStream::connect(self.run.executor_socket())
@@ -138,6 +141,7 @@ impl Dial {
         let mut client = NetnsExecutorClient::with_origin(channel, origin());
         let request = WatchRequest {
             watcher: "ambient-broker of a test".into(),
+            session: SESSION,
         };
         let events = client.watch(request).await.unwrap().into_inner();
         Broker { client, events }
