@@ -2,11 +2,21 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{ArgGroup, Parser};
+use sluice_proto::id::{Namespace, PodName};
 use sluice_proto::paths::{RUN_DIR, RunDir};
-use sluice_selection::SelectionConfig;
+use sluice_proto::transport::uds::PeerPolicy;
+use sluice_selection::{OwnPods, SelectionConfig};
+
+use crate::cluster::{self, Access, ConnectError, Kubernetes, SERVICE_ACCOUNT, Timing};
+use crate::lifecycle::NodeFacts;
+use crate::reconcile::Settings;
+use crate::source::{ManifestDirectory, PodSource, WatchMode};
+use crate::status::{NoStatus, StatusWriter};
+use crate::{service, zds};
 
 /// Decides which pods are in the mesh, drives the executor and serves ztunnel.
 #[derive(Debug, Clone, Parser)]
@@ -15,10 +25,17 @@ use sluice_selection::SelectionConfig;
     reason = "each is a switch of the command line"
 )]
 #[command(name = "ambient-broker", version)]
+#[command(group(ArgGroup::new("source").required(true).args(["manifests", "kubernetes"])))]
 pub struct Args {
     /// Directory of Pod and Namespace manifests that is watched.
     #[arg(long, env = "SLUICE_MANIFESTS")]
-    pub manifests: PathBuf,
+    pub manifests: Option<PathBuf>,
+    /// Watch the Kubernetes API instead: in a pod with its ServiceAccount, elsewhere by --kubeconfig.
+    #[arg(long, env = "SLUICE_KUBERNETES", requires_all = ["node_name", "pod_name", "pod_namespace", "daemon_set"])]
+    pub kubernetes: bool,
+    /// Who we are in the cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
     /// Look for changes twice a second instead of being told (for file systems that announce nothing).
     #[arg(long, env = "SLUICE_POLL_MANIFESTS")]
     pub poll_manifests: bool,
@@ -71,6 +88,80 @@ pub struct Args {
     pub allow_root: bool,
 }
 
+/// What is set with `--kubernetes`; in a pod the downward API gives it.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct ClusterArgs {
+    /// Name of this node (`spec.nodeName`).
+    #[arg(long, env = "NODE_NAME")]
+    pub node_name: Option<String>,
+    /// Name of our own pod.
+    #[arg(long, env = "POD_NAME")]
+    pub pod_name: Option<PodName>,
+    /// Namespace of our own pod.
+    #[arg(long, env = "POD_NAMESPACE")]
+    pub pod_namespace: Option<Namespace>,
+    /// The DaemonSet we belong to.
+    #[arg(long, env = "SLUICE_DAEMON_SET")]
+    pub daemon_set: Option<String>,
+    /// ServiceAccount in the same namespace that the plugin's token is issued for.
+    #[arg(long, env = "SLUICE_PLUGIN_SERVICE_ACCOUNT", default_value = "sluice-plugin")]
+    pub plugin_service_account: String,
+    /// Reach the API server by this file instead of the pod's ServiceAccount.
+    #[arg(long, env = "KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Address of the API server; the kubelet sets it.
+    #[arg(long, env = "KUBERNETES_SERVICE_HOST", hide = true)]
+    pub api_host: Option<String>,
+    /// Its port.
+    #[arg(long, env = "KUBERNETES_SERVICE_PORT", default_value_t = 443, hide = true)]
+    pub api_port: u16,
+    /// Directory of the pod's ServiceAccount: `token` and `ca.crt`.
+    #[arg(long, env = "SLUICE_SERVICE_ACCOUNT_DIR", default_value = SERVICE_ACCOUNT, hide = true)]
+    pub service_account_dir: PathBuf,
+}
+
+impl ClusterArgs {
+    /// Who we are.
+    fn settings(&self) -> Result<cluster::Settings, ConfigError> {
+        let access = match (&self.kubeconfig, &self.api_host) {
+            (Some(path), _) => Access::Kubeconfig(path.clone()),
+            (None, Some(host)) => Access::InCluster {
+                host: host.clone(),
+                port: self.api_port,
+                secrets: self.service_account_dir.clone(),
+            },
+            (None, None) => return Err(ConfigError::Access),
+        };
+        let missing = |what| ConfigError::Missing { what };
+        Ok(cluster::Settings {
+            access,
+            node: self.node_name.clone().ok_or(missing("NODE_NAME"))?,
+            pod: self.pod_name.clone().ok_or(missing("POD_NAME"))?,
+            own: OwnPods {
+                namespace: self
+                    .pod_namespace
+                    .as_ref()
+                    .ok_or(missing("POD_NAMESPACE"))?
+                    .to_string(),
+                daemon_set: self.daemon_set.clone().ok_or(missing("SLUICE_DAEMON_SET"))?,
+            },
+            plugin_service_account: self.plugin_service_account.clone(),
+            timing: Timing::default(),
+        })
+    }
+}
+
+/// Where pods come from, where enrolment is made known, and who knows of the cluster.
+#[derive(Debug)]
+pub struct Source {
+    /// Pods and namespaces.
+    pub pods: Arc<dyn PodSource>,
+    /// The status annotation.
+    pub status: Arc<dyn StatusWriter>,
+    /// For the installer; without a cluster there is none.
+    pub node: Option<Arc<dyn NodeFacts>>,
+}
+
 /// A setting that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -91,6 +182,20 @@ pub enum ConfigError {
         /// What is wrong, with line and field.
         problem: String,
     },
+    /// The API server's address is not known.
+    #[error(
+        "--kubernetes needs KUBERNETES_SERVICE_HOST, which the kubelet sets in a pod, or --kubeconfig elsewhere"
+    )]
+    Access,
+    /// Something of `--kubernetes` is not set.
+    #[error("--kubernetes needs {what}")]
+    Missing {
+        /// The environment variable.
+        what: &'static str,
+    },
+    /// The API server cannot be asked.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
     /// The process runs as root.
     #[error("runs as uid 0; run it as a user of its own (uid {uid}), or say --allow-root", uid = sluice_proto::paths::BROKER_UID)]
     Root,
@@ -111,6 +216,53 @@ impl Args {
             None => Ok(SelectionConfig::default()),
             Some(path) => read_selection(path),
         }
+    }
+
+    /// The source. Call it inside a tokio runtime.
+    pub async fn source(&self) -> Result<Source, ConfigError> {
+        if let Some(manifests) = &self.manifests {
+            let mode = if self.poll_manifests {
+                WatchMode::Poll
+            } else {
+                WatchMode::Auto
+            };
+            return Ok(Source {
+                pods: Arc::new(ManifestDirectory::new(manifests, mode)),
+                status: Arc::new(NoStatus),
+                node: None,
+            });
+        }
+        let kubernetes = Kubernetes::new(self.cluster.settings()?).await?;
+        Ok(Source {
+            pods: Arc::new(kubernetes.clone()),
+            status: Arc::new(kubernetes.clone()),
+            node: Some(Arc::new(kubernetes)),
+        })
+    }
+
+    /// How the broker runs, its source apart.
+    pub fn service(&self) -> Result<service::Config, ConfigError> {
+        let socket = self.zds_socket.clone().unwrap_or_else(|| self.run().zds_socket());
+        Ok(service::Config {
+            run: self.run(),
+            selection: self.selection()?,
+            settings: Settings {
+                drain: self.drain(),
+                seed: std::process::id().into(),
+                ..Settings::default()
+            },
+            zds: zds::Options {
+                mode: self.zds_mode,
+                group: self.zds_gid,
+                window: self.zds_window.into(),
+                ..zds::Options::new(socket, self.zds_uids.clone())
+            },
+            listen: self.listen,
+            istio_cni: self.istio_cni.then_some(self.istio_cni_mode),
+            workload_peers: PeerPolicy::uids(self.workload_uids.clone()),
+            require_ztunnel: self.require_ztunnel,
+            node: None,
+        })
     }
 
     /// The run directory.

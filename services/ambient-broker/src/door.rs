@@ -15,8 +15,8 @@ pub(crate) struct Door {
     metrics: Arc<Metrics>,
 }
 
-/// For workload state, for metrics and health, and for an istio-cni plugin, which runs as root.
-pub(crate) fn doors(workloads: PeerPolicy, metrics: &Arc<Metrics>) -> [Door; 3] {
+/// For workload state, for metrics and health, for an istio-cni plugin and for the installer, which run as root.
+pub(crate) fn doors(workloads: PeerPolicy, metrics: &Arc<Metrics>) -> [Door; 4] {
     let door = |socket, peers| Door {
         socket,
         peers,
@@ -29,6 +29,7 @@ pub(crate) fn doors(workloads: PeerPolicy, metrics: &Arc<Metrics>) -> [Door; 3] 
         door("workload", workloads),
         door("http", monitors),
         door("istio-cni", PeerPolicy::uids([0])),
+        door("node", PeerPolicy::uids([0])),
     ]
 }
 

@@ -211,7 +211,10 @@ impl Driver {
             Effect::ZdsWithdraw { pod, epoch } => parts.zds.withdraw(&pod, epoch),
             Effect::ZdsOpen => parts.zds.open(),
             Effect::DropDescriptor(id) => self.held.remove(&id),
-            Effect::Publish { pod, report } => parts.registry.publish(&pod, report),
+            Effect::Publish { pod, report } => {
+                parts.status.report(&pod, report.as_ref());
+                parts.registry.publish(&pod, report);
+            }
             Effect::Timed { stage, elapsed } => parts.metrics.stage(stage, elapsed),
             Effect::Log {
                 level,

@@ -1,8 +1,10 @@
 //! Alive: the reconcile loop turns. Ready: new pods can be decided and enrolled; old pods need not be through yet.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+use sluice_proto::pb::node::InstallerReport;
 
 use crate::driver::Beat;
 use crate::executor::Executor;
@@ -10,6 +12,9 @@ use crate::zds::{Phase, Zds};
 
 /// A loop that has not turned for this long is stuck.
 const STUCK: Duration = Duration::from_secs(10);
+
+const NOT_SYNCED: &str = "the pod source has not told everything yet";
+const NOT_CONNECTED: &str = "the executor is not connected";
 
 /// Liveness and readiness. Clones share them.
 #[derive(Debug, Clone)]
@@ -19,6 +24,7 @@ pub struct Health {
     zds: Zds,
     synced: Arc<AtomicBool>,
     listening: Arc<AtomicBool>,
+    installer: Arc<Mutex<Option<InstallerReport>>>,
     require_ztunnel: bool,
 }
 
@@ -31,6 +37,7 @@ impl Health {
             zds,
             synced: Arc::default(),
             listening: Arc::default(),
+            installer: Arc::default(),
             require_ztunnel,
         }
     }
@@ -43,6 +50,32 @@ impl Health {
     /// All sockets are there.
     pub fn set_listening(&self) {
         self.listening.store(true, Ordering::Relaxed);
+    }
+
+    /// What the installer says of itself.
+    pub fn set_installer(&self, report: InstallerReport) {
+        *self.installer.lock().unwrap_or_else(PoisonError::into_inner) = Some(report);
+    }
+
+    /// What the installer said last.
+    pub fn installer(&self) -> Option<InstallerReport> {
+        self.installer
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// What is missing before ADDs can be decided; empty: nothing. Less than readiness: once the chain entry is there,
+    /// pods that cannot be enrolled must wait rather than start outside of the mesh.
+    pub fn cannot_serve_because(&self) -> Vec<String> {
+        let mut reasons = Vec::new();
+        if !self.synced.load(Ordering::Relaxed) {
+            reasons.push(NOT_SYNCED.to_owned());
+        }
+        if !self.executor.is_connected() {
+            reasons.push(NOT_CONNECTED.to_owned());
+        }
+        reasons
     }
 
     /// Why the process is stuck, if it is.
@@ -58,10 +91,10 @@ impl Health {
             reasons.push("sockets are not listening yet".into());
         }
         if !self.synced.load(Ordering::Relaxed) {
-            reasons.push("the pod source has not told everything yet".into());
+            reasons.push(NOT_SYNCED.into());
         }
         if !self.executor.is_connected() {
-            reasons.push("the executor is not connected".into());
+            reasons.push(NOT_CONNECTED.into());
         } else if let Some(silence) = self.executor.silence() {
             let seconds = silence.as_secs();
             reasons.push(format!(
@@ -82,6 +115,9 @@ impl Health {
                     )
                 }));
             }
+        }
+        if let Some(installer) = self.installer().filter(|report| !report.ready) {
+            reasons.push(format!("the installer is not ready: {}", installer.problem));
         }
         if self.require_ztunnel {
             let ready = self

@@ -1,4 +1,5 @@
 //! Decides which pods are in the mesh, drives the executor, and serves ztunnel.
+pub mod cluster;
 mod compat;
 pub mod config;
 mod door;
@@ -7,6 +8,7 @@ pub mod executor;
 mod handoff;
 pub mod health;
 mod http;
+pub mod lifecycle;
 pub mod metrics;
 pub mod reconcile;
 pub mod registry;

@@ -25,6 +25,7 @@ use crate::executor::Executor;
 use crate::handoff;
 use crate::health::Health;
 use crate::http::{Handler, Monitoring, serve_connection};
+use crate::lifecycle::{Node, NodeFacts};
 use crate::metrics::Metrics;
 use crate::reconcile::{Event, Settings};
 use crate::registry::Registry;
@@ -55,6 +56,8 @@ pub struct Config {
     pub workload_peers: PeerPolicy,
     /// Not ready without a ready ztunnel connection.
     pub require_ztunnel: bool,
+    /// Serve the installer, which asks this of the cluster.
+    pub node: Option<Arc<dyn NodeFacts>>,
 }
 
 /// The broker cannot start.
@@ -80,6 +83,7 @@ struct Listeners {
     http: UnixListener,
     compatibility: Option<UnixListener>,
     tcp: Option<TcpListener>,
+    node: Option<UnixListener>,
 }
 
 /// Everything that serves somebody; shares its parts with the loop.
@@ -140,7 +144,16 @@ pub async fn run(
     tasks.spawn(handoffs);
     tasks.spawn(time_until_ready(ready, metrics.clone(), stop.clone()));
     tasks.spawn(zds.serve(listeners.zds, stop.clone(), end.clone()));
-    let [workload, http, plugin] = doors(config.workload_peers, &metrics);
+    let [workload, http, plugin, installer] = doors(config.workload_peers, &metrics);
+    if let Some((listener, facts)) = listeners.node.zip(config.node) {
+        serve_node(
+            listener,
+            installer,
+            Node::new(facts, feeding.health.clone()),
+            &tasks,
+            &stop,
+        );
+    }
     serve_unix(listeners.http, http, servers.monitoring.clone(), &tasks, &stop);
     if let Some(listener) = listeners.compatibility {
         serve_unix(listener, plugin, servers.compatibility, &tasks, &stop);
@@ -244,6 +257,10 @@ async fn bind(config: &Config, zds: &Zds) -> Result<Listeners, StartError> {
         http: bind_stream(&run.http_socket(), 0o660, None)?,
         compatibility,
         tcp,
+        node: match config.node {
+            None => None,
+            Some(_) => Some(bind_stream(&run.node_socket(), 0o660, None)?),
+        },
     })
 }
 
@@ -305,14 +322,9 @@ fn serve_workloads(
 ) {
     let stop = stop.clone();
     tasks.spawn(async move {
-        let accepting = stop.clone();
-        let incoming = futures_util::stream::unfold((listener, door, accepting), |state| async move {
-            let stream = accept(&state.0, &state.1, &state.2).await?;
-            Some((Ok::<_, std::io::Error>(stream), state))
-        });
         let served = Server::builder()
             .add_service(PodNetnsServer::new(workloads))
-            .serve_with_incoming(incoming);
+            .serve_with_incoming(incoming(listener, door, stop.clone()));
         tokio::select! {
             served = served => {
                 if let Err(error) = served {
@@ -323,6 +335,32 @@ fn serve_workloads(
             () = stop.cancelled() => {}
         }
     });
+}
+
+/// Serves the installer, until it has been told the last word.
+fn serve_node(listener: UnixListener, door: Door, node: Node, tasks: &TaskTracker, stop: &CancellationToken) {
+    tasks.spawn(node.clone().conclude(stop.clone()));
+    let stop = stop.clone();
+    tasks.spawn(async move {
+        let server = Server::builder().add_service(node.server());
+        // When no more connections come, those that are there are served to the end of their streams.
+        let incoming = incoming(listener, door, stop);
+        let served = server.serve_with_incoming_shutdown(incoming, std::future::pending());
+        if let Err(error) = served.await {
+            tracing::error!(%error, "node server ended");
+        }
+    });
+}
+
+fn incoming(
+    listener: UnixListener,
+    door: Door,
+    stop: CancellationToken,
+) -> impl futures_util::Stream<Item = std::io::Result<UnixStream>> {
+    futures_util::stream::unfold((listener, door, stop), |state| async move {
+        let stream = accept(&state.0, &state.1, &state.2).await?;
+        Some((Ok(stream), state))
+    })
 }
 
 struct Feed {

@@ -4,6 +4,7 @@
 
 mod diff;
 mod directory;
+pub(crate) mod fields;
 mod manifest;
 mod object;
 mod scan;
@@ -97,6 +98,9 @@ pub enum SourceError {
         #[source]
         source: std::io::Error,
     },
+    /// The API server cannot be asked, or does not answer.
+    #[error(transparent)]
+    Api(#[from] crate::cluster::ApiError),
     /// The process is shutting down.
     #[error("the pod source has stopped")]
     Stopped,

@@ -3,15 +3,15 @@
 //! Unknown fields are ignored, as the API server does without validation; a known field of the wrong type, a kind that
 //! is neither Pod nor Namespace nor a List of them, or an invalid name makes the whole file invalid.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use serde_saphyr::{DefaultMessageFormatter, MessageFormatter};
 use sluice_proto::id::{InvalidId, Namespace as NamespaceName, PodName, PodRef, PodUid};
-use sluice_selection::{Labels, Phase};
+use sluice_selection::Labels;
 use uuid::Uuid;
 
+use super::fields::{Spec, Status};
 use super::{Namespace, Pod, Problem};
 
 /// The namespace that UIDs are derived in (RFC 9562 section 5.5), itself derived from this product's name.
@@ -196,40 +196,6 @@ struct Metadata {
     deletion_timestamp: Option<String>,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Spec {
-    #[serde(default)]
-    host_network: Option<bool>,
-    #[serde(default)]
-    service_account_name: Option<String>,
-    /// The older name of the same.
-    #[serde(default)]
-    service_account: Option<String>,
-    #[serde(default)]
-    node_name: Option<String>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Status {
-    #[serde(default, deserialize_with = "phase")]
-    phase: Option<Phase>,
-    #[serde(default, rename = "podIP")]
-    pod_ip: Option<IpAddr>,
-    #[serde(default, rename = "podIPs")]
-    pod_ips: Option<Vec<PodIp>>,
-}
-
-#[derive(Debug, Deserialize)]
-struct PodIp {
-    ip: IpAddr,
-}
-
-fn phase<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Phase>, D::Error> {
-    Ok(Option::<String>::deserialize(deserializer)?.map(|phase| Phase::parse(&phase)))
-}
-
 impl Manifest {
     /// `line` is where the document begins, `path` where in it this object stands: empty or ending in a dot.
     fn into_objects(self, line: u64, path: &str) -> Result<Vec<Object>, Fault> {
@@ -265,29 +231,21 @@ impl Manifest {
     }
 }
 
-fn pod(name: PodName, metadata: Metadata, spec: Spec, status: Status) -> Result<Pod, InvalidId> {
+fn pod(name: PodName, metadata: Metadata, mut spec: Spec, status: Status) -> Result<Pod, InvalidId> {
     let namespace = metadata
         .namespace
         .map_or_else(|| NamespaceName::parse("default"), Ok)?;
     let uid = metadata.uid.map_or_else(|| derived_uid(&namespace, &name), Ok)?;
-    let ips = match (status.pod_ips, status.pod_ip) {
-        (Some(ips), _) if !ips.is_empty() => ips.into_iter().map(|ip| ip.ip).collect(),
-        (_, ip) => ip.into_iter().collect(),
-    };
-    let service_account = spec
-        .service_account_name
-        .or(spec.service_account)
-        .filter(|name| !name.is_empty());
     Ok(Pod {
         id: PodRef { namespace, name, uid },
         labels: metadata.labels.unwrap_or_default(),
         annotations: metadata.annotations.unwrap_or_default(),
         deletion_timestamp: metadata.deletion_timestamp,
         host_network: spec.host_network.unwrap_or(false),
-        service_account: service_account.unwrap_or_else(|| "default".into()),
+        service_account: spec.service_account(),
         node_name: spec.node_name,
         phase: status.phase.unwrap_or_default(),
-        ips,
+        ips: status.ips(),
     })
 }
 

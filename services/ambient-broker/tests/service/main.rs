@@ -82,6 +82,7 @@ impl Node {
             istio_cni: Some(0o600),
             workload_peers: PeerPolicy::uids([own]),
             require_ztunnel: false,
+            node: None,
         };
         let source = ManifestDirectory::new(self.directory.path().join("manifests"), WatchMode::Auto);
         let stop = self.stop.clone();

@@ -1,3 +1,7 @@
+use std::net::IpAddr;
+
+use sluice_selection::Phase;
+
 use super::*;
 
 const GOOD: &str = include_str!("../../../testdata/manifests/good/shop.yaml");

@@ -1,0 +1,123 @@
+use super::super::wire::RawPod;
+use super::*;
+
+const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+
+fn pod(uid: &str, version: u32, value: Option<&str>) -> WirePod {
+    let mut annotations = serde_json::Map::new();
+    if let Some(value) = value {
+        annotations.insert(REDIRECTION_STATUS.into(), value.into());
+    }
+    serde_json::from_value::<RawPod>(serde_json::json!({
+        "metadata": {"name": "p", "namespace": "shop", "uid": uid, "resourceVersion": version.to_string(),
+            "annotations": annotations},
+        "status": {"phase": "Running"}}))
+    .unwrap()
+    .convert()
+    .unwrap()
+}
+
+fn uid(text: &str) -> PodUid {
+    PodUid::parse(text).unwrap()
+}
+
+fn due(book: &Book, now: Instant) -> Vec<bool> {
+    book.due(now, 8)
+        .0
+        .into_iter()
+        .map(|patch| patch.enrolled)
+        .collect()
+}
+
+#[test]
+fn an_enrolment_is_one_patch_whatever_is_seen_meanwhile() {
+    let (book, now) = (Book::new(RETRY), Instant::now());
+    book.seen(&pod("u", 5, None), false);
+    assert!(book.want(&uid("u"), true));
+    let (patches, _) = book.due(now, 8);
+    assert_eq!(patches.len(), 1);
+    // Under way: asked again and seen without it, nothing more is due.
+    assert!(book.want(&uid("u"), true));
+    assert!(!book.seen(&pod("u", 6, None), false));
+    assert!(due(&book, now).is_empty());
+    book.patched(&patches[0], Patched::Done(9), now);
+    // An older object that arrives late does not count, the newer ones agree.
+    assert!(!book.seen(&pod("u", 8, None), false));
+    assert!(!book.seen(&pod("u", 9, Some("enabled")), false));
+    assert!(due(&book, now).is_empty());
+}
+
+#[test]
+fn on_off_on_while_a_patch_is_under_way_ends_as_it_should() {
+    let (book, now) = (Book::new(RETRY), Instant::now());
+    book.seen(&pod("u", 1, None), false);
+    book.want(&uid("u"), true);
+    let (first, _) = book.due(now, 8);
+    book.want(&uid("u"), false);
+    book.patched(&first[0], Patched::Done(2), now);
+    let (second, _) = book.due(now, 8);
+    assert!(!second[0].enrolled);
+    book.want(&uid("u"), true);
+    book.patched(&second[0], Patched::Done(3), now);
+    assert_eq!(due(&book, now), [true]);
+}
+
+#[test]
+fn what_somebody_else_writes_is_noticed_and_put_right() {
+    let (book, now) = (Book::new(RETRY), Instant::now());
+    book.seen(&pod("u", 1, None), false);
+    assert!(book.seen(&pod("u", 2, Some("enabled")), false), "by hand");
+    assert_eq!(due(&book, now), [false]);
+    let other = Book::new(RETRY);
+    other.seen(&pod("u", 1, Some("yes please")), false);
+    assert_eq!(due(&other, now), [false]);
+}
+
+#[test]
+fn after_a_restart_what_is_there_counts_as_ours_until_told_otherwise() {
+    let (book, now) = (Book::new(RETRY), Instant::now());
+    book.seen(&pod("u", 1, Some("enabled")), false);
+    assert!(due(&book, now).is_empty());
+    book.want(&uid("u"), false);
+    assert_eq!(due(&book, now), [false]);
+}
+
+#[test]
+fn failures_wait_and_a_new_wish_does_not() {
+    let (book, now) = (Book::new(RETRY), Instant::now());
+    book.seen(&pod("u", 1, None), false);
+    book.want(&uid("u"), true);
+    let (patches, _) = book.due(now, 8);
+    book.patched(&patches[0], Patched::Failed(Some(Duration::from_secs(7))), now);
+    let (none, next) = book.due(now + Duration::from_secs(6), 8);
+    assert!(none.is_empty());
+    assert!(next.unwrap() >= now + Duration::from_secs(7));
+    assert_eq!(due(&book, now + Duration::from_secs(8)), [true]);
+}
+
+#[test]
+fn a_pod_that_is_not_here_or_is_another_one_is_left_alone() {
+    let (book, now) = (Book::new(RETRY), Instant::now());
+    assert!(!book.want(&uid("nobody"), true));
+    book.seen(&pod("u", 1, None), false);
+    book.want(&uid("u"), true);
+    let (patches, _) = book.due(now, 8);
+    book.patched(&patches[0], Patched::Gone, now);
+    assert!(due(&book, now).is_empty());
+    book.gone("u");
+    assert!(!book.want(&uid("u"), true));
+}
+
+#[test]
+fn a_static_pod_is_patched_by_the_uid_the_api_knows() {
+    let hash = "0123456789abcdef0123456789abcdef";
+    let mut mirror = pod("mirror", 1, None);
+    let inner = Arc::make_mut(&mut mirror.pod);
+    inner
+        .annotations
+        .insert(sluice_selection::CONFIG_MIRROR.into(), hash.into());
+    let (book, now) = (Book::new(RETRY), Instant::now());
+    book.seen(&mirror, false);
+    assert!(book.want(&uid(hash), true));
+    assert_eq!(book.due(now, 8).0[0].pod.uid, uid("mirror"));
+}

@@ -1,0 +1,165 @@
+//! `NodeLifecycle`: what the installer needs to know of the cluster and of us. It has no API token of its own.
+//!
+//! Its stream begins with the state as it is and ends with a `final` one, found out after we were asked to stop.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::Stream;
+use futures_util::future::BoxFuture;
+use sluice_proto::pb::node::node_lifecycle_server::{NodeLifecycle, NodeLifecycleServer};
+use sluice_proto::pb::node::{
+    InstallerReport, Lifecycle as PbLifecycle, NodeState, PluginCredentials, ReportResponse, WatchRequest,
+};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+use crate::health::Health;
+
+/// A change is told this late at most.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Whether the node agent is meant to stay on this node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Fate {
+    /// Nobody can say; everything stays where it is.
+    #[default]
+    Unknown,
+    /// Upgrade, restart or reboot: everything stays where it is.
+    Keep,
+    /// The agent is not wanted here any more.
+    Remove,
+}
+
+impl Fate {
+    /// Its name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Keep => "keep",
+            Self::Remove => "remove",
+        }
+    }
+}
+
+/// A fate and what was observed that led to it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Lifecycle {
+    /// The fate.
+    pub fate: Fate,
+    /// As a sentence.
+    pub reason: String,
+}
+
+/// Who knows of the cluster.
+pub trait NodeFacts: fmt::Debug + Send + Sync {
+    /// What was observed last.
+    fn lifecycle(&self) -> Lifecycle;
+    /// For the plugin; `None`: none were issued yet.
+    fn credentials(&self) -> Option<PluginCredentials>;
+    /// Looks once more, within 2 s.
+    fn last_look(&self) -> BoxFuture<'_, Lifecycle>;
+}
+
+/// The server. Clones share it.
+#[derive(Debug, Clone)]
+pub(crate) struct Node {
+    facts: Arc<dyn NodeFacts>,
+    health: Health,
+    last: Arc<watch::Sender<Option<NodeState>>>,
+}
+
+impl Node {
+    pub(crate) fn new(facts: Arc<dyn NodeFacts>, health: Health) -> Self {
+        Self {
+            facts,
+            health,
+            last: Arc::new(watch::Sender::new(None)),
+        }
+    }
+
+    /// The service.
+    pub(crate) fn server(&self) -> NodeLifecycleServer<Self> {
+        NodeLifecycleServer::new(self.clone())
+    }
+
+    /// Waits until `stop`, then finds out the last word and tells it.
+    pub(crate) async fn conclude(self, stop: CancellationToken) {
+        stop.cancelled().await;
+        let lifecycle = self.facts.last_look().await;
+        tracing::info!(
+            fate = lifecycle.fate.as_str(),
+            reason = lifecycle.reason,
+            "last look at the lifecycle"
+        );
+        let state = NodeState {
+            r#final: true,
+            ..self.state(lifecycle)
+        };
+        self.last.send_replace(Some(state));
+    }
+
+    fn state(&self, lifecycle: Lifecycle) -> NodeState {
+        let missing = self.health.cannot_serve_because();
+        let fate = match lifecycle.fate {
+            Fate::Unknown => PbLifecycle::Unspecified,
+            Fate::Keep => PbLifecycle::Keep,
+            Fate::Remove => PbLifecycle::Remove,
+        };
+        NodeState {
+            can_serve: missing.is_empty(),
+            why_not: missing.join("; "),
+            lifecycle: fate.into(),
+            lifecycle_reason: lifecycle.reason,
+            credentials: self.facts.credentials(),
+            r#final: false,
+        }
+    }
+}
+
+type States = Pin<Box<dyn Stream<Item = Result<NodeState, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl NodeLifecycle for Node {
+    type WatchStream = States;
+
+    async fn watch(&self, _: Request<WatchRequest>) -> Result<Response<States>, Status> {
+        let watcher = (self.clone(), self.last.subscribe(), None::<NodeState>);
+        let states = futures_util::stream::unfold(watcher, |(node, mut last, told)| async move {
+            if told.as_ref().is_some_and(|told| told.r#final) {
+                return None;
+            }
+            loop {
+                let concluded = last.borrow_and_update().clone();
+                let state = concluded.unwrap_or_else(|| node.state(node.facts.lifecycle()));
+                if told.as_ref() != Some(&state) {
+                    return Some((Ok(state.clone()), (node, last, Some(state))));
+                }
+                // The sender lives in `node`, so there is no error.
+                let _ = tokio::time::timeout(LOOK, last.changed()).await;
+            }
+        });
+        Ok(Response::new(Box::pin(states)))
+    }
+
+    async fn report(&self, request: Request<InstallerReport>) -> Result<Response<ReportResponse>, Status> {
+        let report = request.into_inner();
+        let (ready, mode) = (report.ready, report.mode.as_str());
+        let (file, problem) = (report.effective_file.as_str(), report.problem.as_str());
+        if self.health.installer().as_ref() != Some(&report) {
+            tracing::info!(
+                ready,
+                mode,
+                file,
+                problem,
+                repairs = report.repairs,
+                "installer reports"
+            );
+        }
+        self.health.set_installer(report);
+        Ok(Response::new(ReportResponse {}))
+    }
+}
