@@ -10,7 +10,7 @@ HOST_ENV := $(shell echo "$(HOST)" | tr 'a-z-' 'A-Z_')
 STATIC := -C target-feature=+crt-static -C relocation-model=static
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 DIST := $(abspath $(TARGET_DIR))/dist
-SERVICES := netns-executor netns-opener ambient-broker sluicectl standin-proxy sluice-demo sluice-bench floor-empty peak-memory
+SERVICES := netns-executor netns-opener ambient-broker installer sluice-cni-removed sluicectl standin-proxy sluice-demo sluice-bench floor-empty peak-memory
 
 # What the tests compare with and build on; the demo needs none of it.
 PACKAGES := nftables iptables iproute2 ipset conntrack strace procps containernetworking-plugins
@@ -18,7 +18,7 @@ TOOLS := nft iptables-nft-save iptables-legacy-save ip ipset conntrack strace ps
 
 # The container image: these binaries, under this name, in this archive.
 IMAGE := localhost/sluice:dev
-IMAGE_BINARIES := netns-executor netns-opener ambient-broker $(filter installer,$(SERVICES)) sluicectl sluice-cni
+IMAGE_BINARIES := netns-executor netns-opener ambient-broker installer sluice-cni-removed sluicectl sluice-cni
 IMAGE_CONTEXT := $(abspath $(TARGET_DIR))/image/context
 IMAGE_ARCHIVE := $(abspath $(TARGET_DIR))/image/sluice.oci.tar
 

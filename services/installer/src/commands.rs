@@ -1,0 +1,188 @@
+//! The commands that look or act once.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use similar::TextDiff;
+
+use crate::apply::{STAND_IN, describe};
+use crate::broker;
+use crate::config::{Flags, PurgeOptions};
+use crate::entry::PLUGIN;
+use crate::files::{self, FileError};
+use crate::installer::{Installer, Wishes};
+use crate::kubeconfig::Credentials;
+use crate::observe;
+use crate::plan::Step;
+
+/// Prints what an installation would change. Changes nothing.
+pub(crate) async fn plan(installer: &mut Installer, out: &mut impl Write) -> io::Result<()> {
+    let flags = installer.flags().clone();
+    let wishes = match broker::ask_once(&flags.run().node_socket()).await {
+        Ok(view) => Wishes {
+            not_serving: (!view.can_serve).then_some(view.why_not),
+            credentials: view.credentials,
+        },
+        Err(error) => {
+            let error = sluice_runtime::telemetry::chain(&error);
+            writeln!(
+                out,
+                "# {error}: shown is what would be done once pods can be served"
+            )?;
+            Wishes::default()
+        }
+    };
+    let seen = installer.look();
+    let plan = installer.plan(&seen, &wishes);
+    for problem in &plan.problems {
+        writeln!(out, "# {problem}")?;
+    }
+    for note in &plan.notes {
+        writeln!(out, "# {note}")?;
+    }
+    if plan.steps.is_empty() {
+        writeln!(out, "# nothing to do")?;
+    }
+    for step in &plan.steps {
+        show(step, &flags, &wishes, out)?;
+    }
+    Ok(())
+}
+
+fn show(step: &Step, flags: &Flags, wishes: &Wishes, out: &mut impl Write) -> io::Result<()> {
+    let (action, path) = describe(step, flags);
+    let before = || files::read(&path).map(|(bytes, _)| bytes).unwrap_or_default();
+    match step {
+        Step::Write { content, .. } => diff(&path, &before(), content, out),
+        Step::Delete { .. } => diff(&path, &before(), &[], out),
+        Step::WriteKubeconfig => {
+            let new = wishes
+                .credentials
+                .as_ref()
+                .map(Credentials::render_redacted)
+                .unwrap_or_default();
+            diff(&path, &[], &new, out)
+        }
+        Step::InstallBinary(_) | Step::RetireBinary(_) | Step::DeleteKubeconfig => {
+            writeln!(out, "# {action}: {}", path.display())
+        }
+    }
+}
+
+fn diff(path: &Path, before: &[u8], after: &[u8], out: &mut impl Write) -> io::Result<()> {
+    let (before, after) = (String::from_utf8_lossy(before), String::from_utf8_lossy(after));
+    let name = path.display().to_string();
+    let side = |text: &str| {
+        if text.is_empty() {
+            "/dev/null".to_owned()
+        } else {
+            name.clone()
+        }
+    };
+    let diff = TextDiff::from_lines(before.as_ref(), after.as_ref());
+    let (old, new) = (side(&before), side(&after));
+    write!(
+        out,
+        "{}",
+        diff.unified_diff().context_radius(3).header(&old, &new)
+    )
+}
+
+/// The stand-in for the plugin cannot be removed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PurgeError {
+    #[error("{name} still names the plugin: uninstall first, or say --force")]
+    Named { name: String },
+    #[error("{} is the result of an ADD through the plugin whose DEL is still to come: wait until its pod is gone, or say --force", path.display())]
+    Pending { path: PathBuf },
+    #[error("cannot look for results below {}", path.display())]
+    Cache {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// Removes the stand-in that answers DEL, if nobody can call it any more.
+pub(crate) fn purge(flags: &Flags, options: &PurgeOptions) -> Result<(), PurgeError> {
+    if !options.force {
+        let net = observe::net_dir(&flags.cni_net_dir);
+        if let Some((name, _)) = net.files.iter().find(|(_, file)| file.mentions(PLUGIN)) {
+            return Err(PurgeError::Named { name: name.clone() });
+        }
+        if let Some(path) = options
+            .cni_cache_dir
+            .as_deref()
+            .map(pending)
+            .transpose()?
+            .flatten()
+        {
+            return Err(PurgeError::Pending { path });
+        }
+    }
+    for directory in &flags.cni_bin_dir {
+        let path = directory.join(PLUGIN);
+        files::delete(&path, None)?;
+        tracing::info!(target: "audit", path = %path.display(), "removed the plugin's stand-in");
+    }
+    Ok(())
+}
+
+/// A result that libcni keeps (`results/` or `cache/results/` below its cache directory) and that names the plugin in
+/// the network configuration it was made with.
+fn pending(cache: &Path) -> Result<Option<PathBuf>, PurgeError> {
+    for directory in [
+        cache.join("results"),
+        cache.join("cache/results"),
+        cache.to_owned(),
+    ] {
+        let entries = match fs::read_dir(&directory) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(source) => {
+                return Err(PurgeError::Cache {
+                    path: directory,
+                    source,
+                });
+            }
+        };
+        for entry in entries.flatten() {
+            let path = entry.path();
+            if entry.file_type().is_ok_and(|kind| kind.is_file()) && names_plugin(&path) {
+                return Ok(Some(path));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// libcni keeps the configuration in base64 (`config`), so that its text is not there to be searched.
+fn names_plugin(path: &Path) -> bool {
+    use base64::Engine;
+    #[derive(serde::Deserialize)]
+    struct Cached {
+        config: Option<String>,
+    }
+    let Ok((bytes, _)) = files::read(path) else {
+        return false;
+    };
+    let name = format!("\"{PLUGIN}\"");
+    let mentions = |bytes: &[u8]| bytes.windows(name.len()).any(|window| window == name.as_bytes());
+    let config = serde_json::from_slice::<Cached>(&bytes)
+        .ok()
+        .and_then(|cached| cached.config);
+    let config = config.and_then(|config| base64::engine::general_purpose::STANDARD.decode(config).ok());
+    mentions(&bytes) || config.is_some_and(|config| mentions(&config))
+}
+
+/// Whether the image brought what `uninstall` leaves behind.
+pub(crate) fn warn_without_stand_in(flags: &Flags) {
+    let path = flags.source_dir.join(STAND_IN);
+    if !path.exists() {
+        let path = path.display();
+        tracing::warn!(%path, "there is no stand-in for the plugin: the plugin itself will answer DEL after a removal");
+    }
+}
