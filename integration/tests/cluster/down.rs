@@ -1,0 +1,183 @@
+//! The agent, the API server, or both are not there: pods start or fail as they should, none of the mesh unprotected, and
+//! everything recovers by itself.
+
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::harness::{Mesh, Namespace, PATIENCE, eventually, on_cluster};
+use crate::load::client_spec;
+use crate::pods::pod;
+use crate::refusal::FAILED_SANDBOX;
+use crate::sandbox::Sandbox;
+use crate::sluice::Sluice;
+
+/// The longest that an ADD may take, whatever is down.
+const ADD_LIMIT: Duration = Duration::from_secs(5);
+
+#[test]
+fn without_the_agent_only_pods_outside_the_mesh_start() -> anyhow::Result<()> {
+    on_cluster(|cluster| {
+        let sluice = Sluice::ensure(cluster)?;
+        let mesh = Namespace::create(cluster, "down", Mesh::In)?;
+        let plain = Namespace::create(cluster, "down-plain", Mesh::Out)?;
+        sluice.remove_agent()?;
+        ensure!(
+            sluice.chained()?,
+            "the chain entry went with the agent: pods of the mesh would start unprotected"
+        );
+
+        cluster.apply(&[
+            pod(&mesh, "waits", &client_spec()),
+            pod(&plain, "starts", &client_spec()),
+        ])?;
+        plain.wait_pod("starts", "is Ready", PATIENCE, |pod| pod.ready)?;
+        let message = eventually("an event of the failed sandbox", PATIENCE, || {
+            Ok(mesh.events("waits", FAILED_SANDBOX)?.pop())
+        })?;
+        ensure!(message.contains("PLG-CONN"), "no code: {message}");
+        println!("agent down: {message}");
+        ensure!(!mesh.pod("waits")?.ready);
+
+        sluice.return_agent()?;
+        sluice.wait_ready()?;
+        let waits = mesh.wait_pod("waits", "is Ready", PATIENCE, |pod| pod.ready)?;
+        sluice.ztunnel.wait_held(&[waits], Duration::from_secs(10))?;
+        Ok(())
+    })
+}
+
+#[test]
+fn each_container_that_hangs_lets_no_mesh_pod_start_unprotected() -> anyhow::Result<()> {
+    on_cluster(|cluster| {
+        let sluice = Sluice::ensure(cluster)?;
+        let mesh = Namespace::create(cluster, "hangs", Mesh::In)?;
+        for container in ["executor", "broker"] {
+            let process = sluice.container_pid(container)?;
+            cluster.node(&["kill", "-STOP", &process])?;
+            let started = Instant::now();
+            let outcome = Sandbox::try_run(cluster, &mesh.name, &format!("{container}-hangs"));
+            let took = started.elapsed();
+            cluster.node(&["kill", "-CONT", &process])?;
+
+            let error = outcome
+                .err()
+                .ok_or_else(|| anyhow::anyhow!("a mesh pod started without {container}"))?;
+            println!("{container} hangs: {took:?}: {error}");
+            ensure!(took < Duration::from_secs(12), "the refusal took {took:?}");
+            sluice.wait_recovered(PATIENCE)?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn with_the_api_server_down_an_unknown_pod_is_answered_in_time() -> anyhow::Result<()> {
+    on_cluster(|cluster| {
+        let sluice = Sluice::ensure(cluster)?;
+        let mesh = Namespace::create(cluster, "apidown", Mesh::In)?;
+        cluster.apply(&[pod(&mesh, "stays", &client_spec())])?;
+        let stays = mesh.wait_pod("stays", "is Ready", PATIENCE, |pod| pod.ready)?;
+
+        cluster.script("up.sh", &["stop-apiserver"])?;
+        let unknown = timed(|| Sandbox::try_run(cluster, &mesh.name, "unknown").map(drop));
+        let excluded = timed(|| Sandbox::try_run(cluster, "kube-system", "excluded").map(drop));
+        let held = sluice
+            .ztunnel
+            .control
+            .counts()?
+            .workloads
+            .contains_key(&stays.uid);
+        cluster.script("up.sh", &["start-apiserver"])?;
+
+        check_api_outage("refusing", unknown, excluded)?;
+        ensure!(held, "the proxy lost a running pod");
+        sluice.wait_recovered(PATIENCE)?;
+        Ok(())
+    })
+}
+
+#[test]
+fn with_the_api_server_hung_an_unknown_pod_is_answered_in_time() -> anyhow::Result<()> {
+    on_cluster(|cluster| {
+        let sluice = Sluice::ensure(cluster)?;
+        let mesh = Namespace::create(cluster, "apihung", Mesh::In)?;
+        let server = Pid::from_raw(cluster.pid("kube-apiserver")?);
+
+        kill(server, Signal::SIGSTOP)?;
+        let unknown = timed(|| Sandbox::try_run(cluster, &mesh.name, "unknown").map(drop));
+        let excluded = timed(|| Sandbox::try_run(cluster, "kube-system", "excluded").map(drop));
+        kill(server, Signal::SIGCONT)?;
+
+        check_api_outage("hung", unknown, excluded)?;
+        sluice.wait_recovered(PATIENCE)?;
+        Ok(())
+    })
+}
+
+#[test]
+fn with_agent_and_api_server_down_only_excluded_namespaces_start() -> anyhow::Result<()> {
+    on_cluster(|cluster| {
+        let sluice = Sluice::ensure(cluster)?;
+        let mesh = Namespace::create(cluster, "bothdown", Mesh::In)?;
+        sluice.remove_agent()?;
+
+        cluster.script("up.sh", &["stop-apiserver"])?;
+        let unknown = timed(|| Sandbox::try_run(cluster, &mesh.name, "unknown").map(drop));
+        let excluded = timed(|| Sandbox::try_run(cluster, "kube-system", "excluded").map(drop));
+        cluster.script("up.sh", &["start-apiserver"])?;
+
+        check_api_outage("refusing, without the agent", unknown, excluded)?;
+        sluice.return_agent()?;
+        sluice.wait_ready()
+    })
+}
+
+#[test]
+fn after_a_reboot_mesh_pods_come_back_enrolled_without_hands() -> anyhow::Result<()> {
+    on_cluster(|cluster| {
+        let _sluice = Sluice::ensure(cluster)?;
+        let mesh = Namespace::create(cluster, "reboot", Mesh::In)?;
+        cluster.apply(&[pod(&mesh, "web", &client_spec())])?;
+        mesh.wait_pod("web", "is Ready", PATIENCE, |pod| pod.ready)?;
+
+        cluster.script("node.sh", &["reboot"])?;
+
+        // The node's root is another now, so everything that looked into it starts anew.
+        let sluice = Sluice::ensure(cluster)?;
+        let web = mesh.wait_pod("web", "is Ready", 2 * PATIENCE, |pod| {
+            pod.ready && pod.status() == Some("enabled")
+        })?;
+        sluice.ztunnel.wait_held(&[web], PATIENCE)?;
+        Ok(())
+    })
+}
+
+fn timed<T>(step: impl FnOnce() -> T) -> (T, Duration) {
+    let started = Instant::now();
+    (step(), started.elapsed())
+}
+
+type Timed = (anyhow::Result<()>, Duration);
+
+fn check_api_outage(
+    how: &str,
+    (unknown, took): Timed,
+    (excluded, excluded_took): Timed,
+) -> anyhow::Result<()> {
+    let Err(error) = unknown else {
+        anyhow::bail!("an undecided pod started while the API server was {how}")
+    };
+    println!(
+        "API server {how}: refused after {took:?}, excluded namespace passed after {excluded_took:?}: {error}"
+    );
+    ensure!(took <= ADD_LIMIT, "the refusal took {took:?}");
+    excluded.map_err(|error| error.context(format!("excluded namespace, API server {how}")))?;
+    ensure!(
+        excluded_took <= ADD_LIMIT,
+        "an excluded namespace's pod took {excluded_took:?}"
+    );
+    Ok(())
+}

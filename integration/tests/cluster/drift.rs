@@ -1,0 +1,144 @@
+//! Somebody else changes what the agent put in place: noticed and mended.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+
+use crate::enrol::netns_of;
+use crate::harness::{Mesh, Namespace, PATIENCE, eventually, on_cluster};
+use crate::load::client;
+use crate::pods::{pod, probes, server_spec};
+use crate::sluice::{NAMESPACE, Sluice};
+
+/// Until a change is noticed and mended; the drift pass comes every 5 s by default, and takes a moment itself.
+const LIMIT: Duration = Duration::from_secs(6);
+
+#[test]
+fn a_pods_flushed_rules_come_back() -> anyhow::Result<()> {
+    on_cluster(|cluster| {
+        let sluice = Sluice::ensure(cluster)?;
+        let namespace = Namespace::create(cluster, "flushed", Mesh::In)?;
+        let client = client(&namespace, "client", cluster)?;
+        cluster.apply(&[pod(&namespace, "web", &server_spec(&probes()))])?;
+        let web = namespace.wait_pod("web", "is Ready", PATIENCE, |pod| pod.ready)?;
+        let netns = format!("--net={}", netns_of(cluster, &namespace.name, "client")?);
+        let rules = || cluster.node(&["nsenter", &netns, "nft", "list", "ruleset"]);
+        let before = rules()?;
+
+        cluster.node(&["nsenter", &netns, "nft", "flush", "ruleset"])?;
+        let took = mended("the pod's rules", || Ok(rules()? == before))?;
+
+        println!("flushed rules were back after {took:?}");
+        let captured = sluice.ztunnel.workload(&client)?.counts.outbound;
+        namespace.fetch("client", &format!("http://{}:8080/", web.ip))?;
+        ensure!(
+            sluice.ztunnel.workload(&client)?.counts.outbound == captured + 1,
+            "not captured again"
+        );
+        Ok(())
+    })
+}
+
+#[test]
+fn the_hosts_emptied_probe_set_is_filled_again() -> anyhow::Result<()> {
+    on_cluster(|cluster| {
+        let _sluice = Sluice::ensure(cluster)?;
+        let namespace = Namespace::create(cluster, "probeset", Mesh::In)?;
+        cluster.apply(&[pod(&namespace, "web", &server_spec(&probes()))])?;
+        let web = namespace.wait_pod("web", "is Ready", PATIENCE, |pod| pod.ready)?;
+        let rules = || cluster.node(&["nft", "list", "ruleset"]);
+        let listed = rules()?;
+        ensure!(
+            listed.contains(&web.ip),
+            "the pod's address is not in the host's rules:\n{listed}"
+        );
+        let table = listed
+            .split("table ")
+            .find(|table| table.contains(&web.ip))
+            .and_then(|table| table.split(" {").next())
+            .context("no table with the address")?
+            .to_owned();
+
+        for set in listed
+            .split("table ")
+            .find(|t| t.contains(&web.ip))
+            .into_iter()
+            .flat_map(set_names)
+        {
+            let mut command = vec!["nft", "flush", "set"];
+            command.extend(table.split(' '));
+            command.push(&set);
+            cluster.node(&command)?;
+        }
+        let took = mended("the host's probe set", || Ok(rules()?.contains(&web.ip)))?;
+
+        println!("the emptied probe set was filled after {took:?}");
+        Ok(())
+    })
+}
+
+fn set_names(table: &str) -> Vec<String> {
+    let names = table.lines().filter_map(|line| line.trim().strip_prefix("set "));
+    names
+        .filter_map(|name| name.split(' ').next())
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn a_removed_chain_entry_comes_back() -> anyhow::Result<()> {
+    on_cluster(|cluster| {
+        let sluice = Sluice::ensure(cluster)?;
+        ensure!(sluice.chained()?);
+
+        cluster.node_sh("rm \"$(ls -d /etc/cni/net.d/*.conflist | head -n 1)\"")?;
+        let took = mended("the chain entry", || Ok(sluice.chained().unwrap_or(false)))?;
+
+        println!("the chain entry was back after {took:?}");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_configuration_that_takes_precedence_is_chained_or_told() -> anyhow::Result<()> {
+    on_cluster(|cluster| {
+        let sluice = Sluice::ensure(cluster)?;
+
+        cluster.node_sh(
+        "cd /etc/cni/net.d && sed 's/\"podnet\"/\"intruder\"/' 10-podnet.conflist >.t && mv .t 00-intruder.conflist",
+    )?;
+        let outcome = mended("chained, or not ready", || {
+            if sluice.chained().unwrap_or(false) {
+                return Ok(true);
+            }
+            let pods = cluster.pods_of(NAMESPACE, "sluice-node")?;
+            let conditions = pods
+                .first()
+                .and_then(|pod| pod.pointer("/status/conditions"))
+                .and_then(|c| c.as_array());
+            Ok(conditions
+                .into_iter()
+                .flatten()
+                .any(|c| c["type"] == "Ready" && c["status"] == "False"))
+        });
+        let chained = sluice.chained();
+        cluster.node_sh("rm -f /etc/cni/net.d/00-intruder.conflist")?;
+
+        println!(
+            "a configuration of higher priority: noticed after {:?}, chained: {:?}",
+            outcome?, chained
+        );
+        sluice.wait_ready()
+    })
+}
+
+/// How long it takes until `mended` holds.
+fn mended(what: &str, mended: impl Fn() -> anyhow::Result<bool>) -> anyhow::Result<Duration> {
+    let started = Instant::now();
+    eventually(&format!("{what}: mended"), PATIENCE, || {
+        Ok(mended()?.then_some(()))
+    })?;
+    let took = started.elapsed();
+    ensure!(took <= LIMIT, "{what}: mended after {took:?} only");
+    Ok(took)
+}

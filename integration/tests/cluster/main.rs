@@ -1,0 +1,26 @@
+//! Sluice on a real cluster: API server, kubelet and container runtime are the real ones, ztunnel is a stand-in.
+//! `make test-cluster` starts it and runs these; they are built with the feature `cluster` only.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    clippy::unused_self,
+    reason = "a failed step is a failed test; figures are printed; only who holds the cluster may use it"
+)]
+
+mod harness;
+mod load;
+mod pods;
+mod sandbox;
+mod scenario;
+mod sluice;
+mod ztunnel;
+
+mod down;
+mod drift;
+mod enrol;
+mod label;
+mod refusal;
+mod speed;
+mod uninstall;
+mod upgrade;

@@ -1,0 +1,187 @@
+//! The release under test: installed by helm from this repository's chart.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use serde_json::Value;
+
+use crate::harness::{Cluster, PATIENCE, eventually};
+use crate::ztunnel::Ztunnel;
+
+/// Namespace of the release.
+pub(crate) const NAMESPACE: &str = "sluice-system";
+/// Name of release and DaemonSet.
+const RELEASE: &str = "sluice";
+pub(crate) const DAEMON_SET: &str = "sluice-node";
+/// Containers of the agent pod, in the default profile.
+pub(crate) const CONTAINERS: [&str; 4] = ["executor", "opener", "broker", "installer"];
+
+/// The installed release with its proxy.
+pub(crate) struct Sluice<'a> {
+    pub(crate) cluster: &'a Cluster,
+    pub(crate) ztunnel: Ztunnel,
+}
+
+impl<'a> Sluice<'a> {
+    /// Brings the cluster into the state that tests begin with: released with the chart's defaults, ready, chained, and
+    /// a ready proxy.
+    pub(crate) fn ensure(cluster: &'a Cluster) -> anyhow::Result<Self> {
+        Self::ensure_with(cluster, &[])
+    }
+
+    /// As [`Self::ensure`], with values as `--set` takes them.
+    pub(crate) fn ensure_with(cluster: &'a Cluster, values: &[&str]) -> anyhow::Result<Self> {
+        let ztunnel = Ztunnel::ensure(cluster)?;
+        let sluice = Self { cluster, ztunnel };
+        sluice.upgrade(values)?;
+        sluice.wait_ready()?;
+        Ok(sluice)
+    }
+
+    /// `helm upgrade --install`, without waiting.
+    pub(crate) fn upgrade(&self, values: &[&str]) -> anyhow::Result<()> {
+        let chart = repository().join("charts/sluice");
+        let chart = chart.to_string_lossy();
+        let mut args = vec![
+            "upgrade",
+            "--install",
+            RELEASE,
+            &chart,
+            "--namespace",
+            NAMESPACE,
+            "--create-namespace",
+            "--set",
+            "image.repository=localhost/sluice,image.tag=dev,image.pullPolicy=IfNotPresent",
+        ];
+        for value in values {
+            args.extend(["--set", value]);
+        }
+        self.cluster.helm(&args).map(drop)
+    }
+
+    /// `helm uninstall --wait`.
+    pub(crate) fn uninstall(&self) -> anyhow::Result<()> {
+        let timeout = format!("{}s", PATIENCE.as_secs());
+        let args = [
+            "uninstall",
+            RELEASE,
+            "--namespace",
+            NAMESPACE,
+            "--wait",
+            "--timeout",
+            &timeout,
+        ];
+        self.cluster.helm(&args).map(drop)
+    }
+
+    /// Waits until every container is ready, the chain entry is in place, and the proxy has its snapshot.
+    pub(crate) fn wait_ready(&self) -> anyhow::Result<()> {
+        let what = format!("daemonset/{DAEMON_SET}");
+        self.cluster
+            .rolled_out(NAMESPACE, &what)
+            .with_context(|| self.cluster.describe(NAMESPACE))?;
+        eventually("the chain entry is in place", PATIENCE, || {
+            Ok(self.chained()?.then_some(()))
+        })?;
+        self.ztunnel.wait_ready()
+    }
+
+    /// Whether the first network configuration of the node, by name, has our entry: that is the one in use.
+    pub(crate) fn chained(&self) -> anyhow::Result<bool> {
+        let first = self
+            .cluster
+            .node_sh("cat \"$(ls -d /etc/cni/net.d/*.conflist | head -n 1)\"")?;
+        let conflist: Value = serde_json::from_str(&first).context("the network configuration in use")?;
+        let plugins = conflist["plugins"].as_array().context("a list without plugins")?;
+        Ok(plugins.iter().any(|plugin| plugin["type"] == "sluice-cni"))
+    }
+
+    /// Name of the agent's pod.
+    pub(crate) fn pod(&self) -> anyhow::Result<String> {
+        let pods = self.cluster.pods_of(NAMESPACE, DAEMON_SET)?;
+        let live: Vec<&Value> = pods
+            .iter()
+            .filter(|pod| pod.pointer("/metadata/deletionTimestamp").is_none())
+            .collect();
+        ensure!(live.len() == 1, "{} agent pods", live.len());
+        Ok(live[0]["metadata"]["name"]
+            .as_str()
+            .context("no name")?
+            .to_owned())
+    }
+
+    /// Process id, in the node's PID namespace, of a container of the agent.
+    pub(crate) fn container_pid(&self, container: &str) -> anyhow::Result<String> {
+        let id = self.cri(&[
+            "ps",
+            "--quiet",
+            "--state",
+            "Running",
+            "--name",
+            &format!("^{container}$"),
+            "--label",
+            &format!("io.kubernetes.pod.namespace={NAMESPACE}"),
+        ])?;
+        let id = id.trim();
+        ensure!(
+            !id.is_empty() && !id.contains('\n'),
+            "running containers {container}: {id:?}"
+        );
+        let state: Value = serde_json::from_str(&self.cri(&["inspect", id])?)?;
+        Ok(state
+            .pointer("/info/pid")
+            .and_then(Value::as_u64)
+            .context("no pid")?
+            .to_string())
+    }
+
+    /// Runs crictl in the node.
+    pub(crate) fn cri(&self, args: &[&str]) -> anyhow::Result<String> {
+        cri(self.cluster, args)
+    }
+
+    /// Takes the agent's pod off the node while its DaemonSet stays, and waits until it has gone. Undone by
+    /// [`Self::return_agent`].
+    pub(crate) fn remove_agent(&self) -> anyhow::Result<()> {
+        self.cluster.take_off_the_node(NAMESPACE, DAEMON_SET)
+    }
+
+    /// Lets the DaemonSet run on the node again, without waiting.
+    pub(crate) fn return_agent(&self) -> anyhow::Result<()> {
+        self.cluster.put_on_the_node(NAMESPACE, DAEMON_SET)
+    }
+
+    /// Waits until a container that was killed is back and the agent serves.
+    pub(crate) fn wait_recovered(&self, within: Duration) -> anyhow::Result<()> {
+        eventually("the agent is ready again", within, || {
+            let list = self.cluster.get(&["-n", NAMESPACE, "daemonset", DAEMON_SET])?;
+            let status = |key: &str| {
+                list.pointer(&format!("/status/{key}"))
+                    .and_then(Value::as_u64)
+                    .unwrap_or(0)
+            };
+            let ready = status("numberReady") == 1 && status("desiredNumberScheduled") == 1;
+            Ok((ready && self.ztunnel.control.counts()?.ready).then_some(()))
+        })
+    }
+}
+
+/// Runs crictl in the node.
+pub(crate) fn cri(cluster: &Cluster, args: &[&str]) -> anyhow::Result<String> {
+    let mut command = vec![
+        "crictl",
+        "--runtime-endpoint",
+        "unix:///run/containerd/containerd.sock",
+    ];
+    command.extend(args);
+    cluster.node(&command)
+}
+
+/// The repository's root.
+pub(crate) fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .map(Path::to_owned)
+        .unwrap_or_default()
+}

@@ -1,0 +1,86 @@
+//! `helm uninstall` leaves the node as it was.
+
+use anyhow::ensure;
+
+use crate::enrol::rules_of;
+use crate::harness::{Mesh, Namespace, PATIENCE, on_cluster};
+use crate::load::client_spec;
+use crate::pods::{deployment, pod, probes, server_spec};
+use crate::sluice::{NAMESPACE, Sluice};
+
+/// The one file that stays, so that pods made before can still be deleted; see the chart's README.
+const LEFT_ON_PURPOSE: &str = "/opt/cni/bin/sluice-cni";
+
+#[test]
+fn uninstalling_leaves_the_node_as_it_was() -> anyhow::Result<()> {
+    on_cluster(|cluster| {
+        let sluice = Sluice::ensure(cluster)?;
+        let namespace = Namespace::create(cluster, "uninstall", Mesh::In)?;
+        cluster.apply(&[deployment(&namespace, "web", 3, &server_spec(&probes()))])?;
+        let pods = namespace.wait_ready(3, PATIENCE)?;
+        sluice.ztunnel.wait_held(&pods, PATIENCE)?;
+
+        sluice.uninstall()?;
+
+        // Pods go on, without a restart and without our rules, and are reachable directly.
+        let after = namespace.wait_ready(3, PATIENCE)?;
+        ensure!(after.iter().all(|pod| pod.restarts == 0), "restarts: {after:#?}");
+        let answer = namespace.fetch(&after[0].name, &format!("http://{}:8080/", after[1].ip))?;
+        ensure!(answer.contains(&after[1].name), "{answer}");
+        for pod in &after {
+            let rules = rules_of(cluster, &namespace, &pod.name)?;
+            ensure!(
+                rules.trim().is_empty(),
+                "rules are left in {}:\n{rules}",
+                pod.name
+            );
+            ensure!(
+                pod.status().is_none(),
+                "{} still says that it is redirected",
+                pod.name
+            );
+        }
+        // New pods start, old ones can be deleted.
+        cluster.apply(&[pod(&namespace, "later", &client_spec())])?;
+        namespace.wait_pod("later", "is Ready", PATIENCE, |pod| pod.ready)?;
+        namespace.kubectl(&["delete", "deployment", "web", "--timeout=60s"])?;
+        namespace.kubectl(&["delete", "pod", "--all", "--timeout=60s"])?;
+
+        let files = cluster.node_sh(
+        "ls -d /run/sluice /etc/cni/net.d/*sluice* /opt/cni/bin/*sluice* /var/run/ztunnel/ztunnel.sock 2>/dev/null || true",
+    )?;
+        let left: Vec<&str> = files.lines().filter(|file| *file != LEFT_ON_PURPOSE).collect();
+        ensure!(left.is_empty(), "files are left: {left:?}");
+        let conflists = cluster.node_sh("cat /etc/cni/net.d/*")?;
+        ensure!(
+            !conflists.contains("sluice"),
+            "a chain entry is left:\n{conflists}"
+        );
+        let host = cluster.node_sh("nft list ruleset; ip rule; ip route show table all")?;
+        ensure!(
+            !host.contains("sluice") && !host.contains("169.254.7.127"),
+            "rules are left on the host:\n{host}"
+        );
+        let objects = cluster.kubectl(&[
+            "get",
+            "clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings",
+            "-o",
+            "name",
+        ])?;
+        ensure!(!objects.contains("sluice"), "API objects are left:\n{objects}");
+        let objects = cluster.kubectl(&[
+            "-n",
+            NAMESPACE,
+            "get",
+            "all,configmaps,secrets,serviceaccounts,roles,rolebindings",
+            "-o",
+            "name",
+        ])?;
+        let left: Vec<&str> = objects
+            .lines()
+            .filter(|name| !["configmap/kube-root-ca.crt", "serviceaccount/default"].contains(name))
+            .collect();
+        ensure!(left.is_empty(), "API objects are left: {left:?}");
+        Ok(())
+    })
+}
