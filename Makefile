@@ -16,6 +16,12 @@ SERVICES := netns-executor netns-opener ambient-broker installer sluice-cni-remo
 PACKAGES := nftables iptables iproute2 ipset conntrack strace procps containernetworking-plugins
 TOOLS := nft iptables-nft-save iptables-legacy-save ip ipset conntrack strace ps
 
+# What the cluster needs besides; its programs are built from Go modules (integration/cluster/build.sh).
+CLUSTER_PACKAGES := containerd runc containernetworking-plugins busybox-static iptables nftables ipset conntrack iproute2 procps util-linux openssl
+CLUSTER_TOOLS := containerd runc nft iptables-nft-save ipset conntrack ip pgrep nsenter openssl
+CLUSTER := integration/cluster
+
+.PHONY: setup-cluster cluster cluster-down test-cluster
 # The container image: these binaries, under this name, in this archive.
 IMAGE := localhost/sluice:dev
 IMAGE_BINARIES := netns-executor netns-opener ambient-broker installer sluice-cni-removed sluicectl sluice-cni
@@ -25,7 +31,7 @@ IMAGE_ARCHIVE := $(abspath $(TARGET_DIR))/image/sluice.oci.tar
 .PHONY: help setup dist image image-archive demo test bench lint fmt bless deny clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 setup: ## install the tools that the tests use (Debian, Ubuntu)
 	@missing=""; for tool in $(TOOLS); do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
@@ -43,6 +49,7 @@ dist: ## build the shipped binaries into target/dist
 	@mkdir -p $(DIST)
 	@for bin in $(SERVICES); do install -m 0755 $(TARGET_DIR)/$(HOST)/release/$$bin $(DIST)/$$bin; done
 	@install -m 0755 $(TARGET_DIR)/$(HOST)/plugin/sluice-cni $(DIST)/sluice-cni
+	@ln -sf sluicectl $(DIST)/kubectl-sluice
 
 image: dist ## build the container image without a daemon: target/image/sluice.oci.tar (needs root)
 	@command -v buildah >/dev/null || \
@@ -71,6 +78,28 @@ demo: dist ## show the whole product at work on this machine (needs root; KEEP=1
 
 test: setup dist ## install what the tests need and run them all (needs root)
 	SLUICE_BIN_DIR=$(DIST) cargo test --locked --workspace --no-fail-fast $(if $(ZTUNNEL_BIN),-- --include-ignored)
+
+setup-cluster: ## install what the cluster needs (Debian, Ubuntu)
+	@missing=""; for tool in $(CLUSTER_TOOLS); do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
+	[ -x /usr/lib/cni/bridge ] || missing="$$missing bridge"; [ -x /bin/busybox ] || missing="$$missing busybox"; \
+	if [ -n "$$missing" ]; then \
+	  echo "installing packages for:$$missing"; \
+	  command -v apt-get >/dev/null || { echo "no apt-get here: install by hand: $(CLUSTER_PACKAGES)" >&2; exit 1; }; \
+	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends $(CLUSTER_PACKAGES); \
+	fi
+
+cluster: setup-cluster ## start a real Kubernetes cluster on this machine (needs root; INSTANCE=1 for a second one)
+	SLUICE_BIN_DIR=$(DIST) $(CLUSTER)/up.sh
+
+cluster-down: ## take the cluster and every trace of it away
+	$(CLUSTER)/down.sh
+
+test-cluster: setup-cluster image ## run the tests that need one on a fresh cluster (needs root; TESTS=name chooses, KEEP=1 leaves it)
+	$(CLUSTER)/down.sh
+	SLUICE_BIN_DIR=$(DIST) SLUICE_IMAGE_ARCHIVE=$(IMAGE_ARCHIVE) $(CLUSTER)/up.sh
+	eval "$$($(CLUSTER)/env.sh)"; status=0; \
+	SLUICE_BIN_DIR=$(DIST) cargo test --locked -p sluice-integration --features cluster --test cluster -- --test-threads=1 --nocapture $(TESTS) || status=$$?; \
+	$(if $(KEEP),,$(CLUSTER)/down.sh;) exit $$status
 
 bench: setup dist ## measure speed and size against floors taken in the same run (needs root)
 	SLUICE_BIN_DIR=$(DIST) $(DIST)/sluice-bench --json $(DIST)/bench.json
