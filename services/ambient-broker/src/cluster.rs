@@ -16,6 +16,7 @@ mod mirror;
 mod node_affinity;
 mod notes;
 mod pause;
+mod retire;
 mod source;
 mod troubles;
 mod watch;
@@ -33,6 +34,7 @@ use tokio::task::JoinSet;
 
 pub use client::{Access, ConnectError, SERVICE_ACCOUNT, Timing};
 pub use failure::{ApiError, Kind};
+pub use retire::{RetireError, Retired, retire};
 
 use crate::lifecycle::{Lifecycle, NodeFacts};
 use crate::reconcile::event::PodReport;

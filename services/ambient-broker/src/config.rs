@@ -11,7 +11,9 @@ use sluice_proto::paths::{RUN_DIR, RunDir};
 use sluice_proto::transport::uds::PeerPolicy;
 use sluice_selection::{OwnPods, SelectionConfig};
 
-use crate::cluster::{self, Access, ConnectError, Kubernetes, SERVICE_ACCOUNT, Timing};
+use crate::cluster::{
+    self, Access, ConnectError, Kubernetes, RetireError, Retired, SERVICE_ACCOUNT, Timing, retire,
+};
 use crate::lifecycle::NodeFacts;
 use crate::reconcile::Settings;
 use crate::source::{ManifestDirectory, PodSource, WatchMode};
@@ -25,7 +27,7 @@ use crate::{service, zds};
     reason = "each is a switch of the command line"
 )]
 #[command(name = "ambient-broker", version)]
-#[command(group(ArgGroup::new("source").required(true).args(["manifests", "kubernetes"])))]
+#[command(group(ArgGroup::new("source").required(true).args(["manifests", "kubernetes", "retire"])))]
 pub struct Args {
     /// Directory of Pod and Namespace manifests that is watched.
     #[arg(long, env = "SLUICE_MANIFESTS")]
@@ -33,6 +35,10 @@ pub struct Args {
     /// Watch the Kubernetes API instead: in a pod with its ServiceAccount, elsewhere by --kubeconfig.
     #[arg(long, env = "SLUICE_KUBERNETES", requires_all = ["node_name", "pod_name", "pod_namespace", "daemon_set"])]
     pub kubernetes: bool,
+    /// Serve nobody: tell the agent's DaemonSet to want no node any more, and wait at most so many seconds for the end of its
+    /// pods. For uninstalling.
+    #[arg(long, value_name = "SECONDS", requires_all = ["pod_namespace", "daemon_set"])]
+    pub retire: Option<u32>,
     /// Who we are in the cluster.
     #[command(flatten)]
     pub cluster: ClusterArgs,
@@ -121,30 +127,37 @@ pub struct ClusterArgs {
 }
 
 impl ClusterArgs {
-    /// Who we are.
-    fn settings(&self) -> Result<cluster::Settings, ConfigError> {
-        let access = match (&self.kubeconfig, &self.api_host) {
-            (Some(path), _) => Access::Kubeconfig(path.clone()),
-            (None, Some(host)) => Access::InCluster {
+    /// How the API server is reached.
+    fn access(&self) -> Result<Access, ConfigError> {
+        match (&self.kubeconfig, &self.api_host) {
+            (Some(path), _) => Ok(Access::Kubeconfig(path.clone())),
+            (None, Some(host)) => Ok(Access::InCluster {
                 host: host.clone(),
                 port: self.api_port,
                 secrets: self.service_account_dir.clone(),
-            },
-            (None, None) => return Err(ConfigError::Access),
-        };
+            }),
+            (None, None) => Err(ConfigError::Access),
+        }
+    }
+
+    /// Whose pods we are one of.
+    fn own(&self) -> Result<OwnPods, ConfigError> {
+        let missing = |what| ConfigError::Missing { what };
+        let namespace = self.pod_namespace.as_ref().ok_or(missing("POD_NAMESPACE"))?;
+        Ok(OwnPods {
+            namespace: namespace.to_string(),
+            daemon_set: self.daemon_set.clone().ok_or(missing("SLUICE_DAEMON_SET"))?,
+        })
+    }
+
+    /// Who we are.
+    fn settings(&self) -> Result<cluster::Settings, ConfigError> {
         let missing = |what| ConfigError::Missing { what };
         Ok(cluster::Settings {
-            access,
+            access: self.access()?,
             node: self.node_name.clone().ok_or(missing("NODE_NAME"))?,
             pod: self.pod_name.clone().ok_or(missing("POD_NAME"))?,
-            own: OwnPods {
-                namespace: self
-                    .pod_namespace
-                    .as_ref()
-                    .ok_or(missing("POD_NAMESPACE"))?
-                    .to_string(),
-                daemon_set: self.daemon_set.clone().ok_or(missing("SLUICE_DAEMON_SET"))?,
-            },
+            own: self.own()?,
             plugin_service_account: self.plugin_service_account.clone(),
             timing: Timing::default(),
         })
@@ -196,6 +209,9 @@ pub enum ConfigError {
     /// The API server cannot be asked.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    /// The agent cannot be retired.
+    #[error(transparent)]
+    Retire(#[from] RetireError),
     /// The process runs as root.
     #[error("runs as uid 0; run it as a user of its own (uid {uid}), or say --allow-root", uid = sluice_proto::paths::BROKER_UID)]
     Root,
@@ -238,6 +254,22 @@ impl Args {
             status: Arc::new(kubernetes.clone()),
             node: Some(Arc::new(kubernetes)),
         })
+    }
+
+    /// Ends the agent in the whole cluster. Call it inside a tokio runtime.
+    pub async fn retire(&self, seconds: u32) -> Result<(), ConfigError> {
+        let wait = Duration::from_secs(seconds.into());
+        match retire(&self.cluster.access()?, &self.cluster.own()?, wait).await? {
+            Retired::Nothing => tracing::info!("there is no DaemonSet to retire"),
+            Retired::Done => tracing::info!("every node is clean"),
+            Retired::Unfinished(nodes) => {
+                tracing::warn!(
+                    nodes,
+                    "some nodes did not finish in time; they clean up when they can"
+                );
+            }
+        }
+        Ok(())
     }
 
     /// How the broker runs, its source apart.

@@ -37,6 +37,9 @@ fn start(args: &Args) -> anyhow::Result<()> {
         .enable_all()
         .build()?;
     runtime.block_on(async {
+        if let Some(seconds) = args.retire {
+            return Ok(args.retire(seconds).await?);
+        }
         let stop = shutdown::signalled()?;
         let source = args.source().await?;
         config.node = source.node;

@@ -82,6 +82,8 @@ async fn tell(kubernetes: Kubernetes, listener: mpsc::Sender<SourceEvent>) {
     let mut synced = false;
     loop {
         let events = tokio::select! {
+            // A trouble that is over is told before what came of it.
+            biased;
             () = listener.closed() => return,
             Ok(()) = troubles.changed() => {
                 let now = troubles.borrow_and_update().clone();
