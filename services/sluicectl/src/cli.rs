@@ -7,6 +7,8 @@ use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnu
 use sluice_proto::id::{Namespace, PodName};
 use sluice_proto::paths::RUN_DIR;
 
+use crate::bug_report::BugReport;
+
 const EXIT_STATUS: &str = "Exit status: 0 all is well; 1 the question could not be answered; \
 2 mistake on the command line; 3 the node or the pod is broken.";
 
@@ -21,6 +23,22 @@ pub struct Cli {
     /// Directory of the node's sockets
     #[arg(long, global = true, env = "SLUICE_RUN_DIR", default_value = RUN_DIR, value_name = "DIR")]
     pub run_dir: PathBuf,
+
+    /// Ask the agent of this node, through kubectl
+    #[arg(long, global = true, value_name = "NODE", value_parser = node_name)]
+    pub node: Option<String>,
+
+    /// kubectl's context
+    #[arg(long, global = true, value_name = "CONTEXT")]
+    pub context: Option<String>,
+
+    /// kubectl's kubeconfig
+    #[arg(long, global = true, value_name = "FILE")]
+    pub kubeconfig: Option<String>,
+
+    /// Whether we are called as a kubectl plugin
+    #[arg(skip)]
+    pub is_plugin: bool,
 
     /// What to show
     #[command(subcommand)]
@@ -58,6 +76,8 @@ pub enum Question {
     Watch,
     /// Whether this node's kernel has what is needed
     Preflight,
+    /// Everything about the node in one archive, without secrets
+    BugReport(BugReport),
     /// A completion script
     Completion {
         /// For which shell
@@ -101,7 +121,9 @@ impl Cli {
             .peek()
             .map_or("sluicectl", |program| called_as(Path::new(program)));
         let matches = command(name).try_get_matches_from(arguments)?;
-        Self::from_arg_matches(&matches)
+        let mut cli = Self::from_arg_matches(&matches)?;
+        cli.is_plugin = name == PLUGIN;
+        Ok(cli)
     }
 }
 
@@ -115,10 +137,20 @@ pub(crate) fn command(name: &'static str) -> Command {
     }
 }
 
+/// The name of a node is an RFC 1123 subdomain, as a pod's is.
+fn node_name(name: &str) -> Result<String, String> {
+    PodName::parse(name)
+        .map(String::from)
+        .map_err(|_| format!("a node's name: {}", PodName::ALLOWED))
+}
+
+/// What a kubectl plugin calls itself.
+const PLUGIN: &str = "kubectl sluice";
+
 /// kubectl runs `kubectl-sluice` for `kubectl sluice`.
 fn called_as(program: &Path) -> &'static str {
     match program.file_name().and_then(|name| name.to_str()) {
-        Some("kubectl-sluice") => "kubectl sluice",
+        Some("kubectl-sluice") => PLUGIN,
         _ => "sluicectl",
     }
 }

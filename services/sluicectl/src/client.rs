@@ -14,6 +14,8 @@ use sluice_proto::pb::workload::{
 use sluice_proto::transport::grpc::{UdsChannel, origin};
 use tonic::{Code, Status, Streaming};
 
+use crate::kubectl::KubectlError;
+
 /// The broker reads back from the kernel for some answers; more than this is a hang.
 const ANSWER: Duration = Duration::from_secs(10);
 
@@ -44,6 +46,14 @@ pub(crate) enum AskError {
     Runtime(#[source] io::Error),
     #[error("cannot write the output")]
     Output(#[source] io::Error),
+    #[error("cannot write {}", path.display())]
+    File {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Kubectl(#[from] KubectlError),
 }
 
 fn similar(names: &[String]) -> String {
@@ -80,7 +90,7 @@ impl AskError {
         match self {
             Self::Connect { source, .. } => Some(match source.kind() {
                 io::ErrorKind::NotFound => {
-                    "There is no such socket: run this on the node (or in one of the agent's containers), check that the \
+                    "There is no such socket: run this on the node or name one with --node, check that the \
                      ambient-broker container runs, or name the directory of the sockets with --run-dir."
                 }
                 io::ErrorKind::ConnectionRefused => {
@@ -94,6 +104,7 @@ impl AskError {
                 Some("The broker is older than this command; finish the upgrade.")
             }
             Self::Answered(status) if status.code() == Code::PermissionDenied => Some("Run this as root."),
+            Self::Kubectl(error) => error.advice(),
             _ => None,
         }
     }

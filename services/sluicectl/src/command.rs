@@ -3,16 +3,23 @@
 use std::io::Write;
 
 use serde::Serialize;
+use sluice_proto::paths::RunDir;
 use sluice_proto::pb::workload::pod_event::Event;
 
+use crate::bug_report;
 use crate::cli::{Cli, Output, PodArgument, Question, command};
 use crate::client::{AskError, Broker, next};
+use crate::kubectl::{self, Kubectl};
 use crate::render;
 use crate::view::{NodeView, PodDetails, PodView};
 use crate::{BROKEN, FAILED, HEALTHY};
 
 /// Answers the question on `out` and gives the exit status.
 pub(crate) fn execute(cli: &Cli, out: &mut impl Write) -> Result<u8, AskError> {
+    let answered_here = matches!(cli.question, Question::Completion { .. });
+    if !answered_here && is_afar(cli) {
+        return from_afar(cli, out);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
@@ -37,10 +44,36 @@ pub(crate) fn execute(cli: &Cli, out: &mut impl Write) -> Result<u8, AskError> {
                 print(cli, out, &details, || render::explanation(&details))?;
                 Ok(judge(details.is_broken()))
             }
+            Question::BugReport(options) => {
+                bug_report::on_node(cli, options, out).await?;
+                Ok(HEALTHY)
+            }
             Question::Watch => watch(cli, out).await,
             Question::Preflight => preflight(cli, out).await,
         }
     })
+}
+
+/// A node was named; or kubectl calls us where there is no agent.
+fn is_afar(cli: &Cli) -> bool {
+    cli.node.is_some() || (cli.is_plugin && !RunDir::new(&cli.run_dir).workload_socket().exists())
+}
+
+/// Comes back only with an error, unless there is a report to write.
+fn from_afar(cli: &Cli, out: &mut impl Write) -> Result<u8, AskError> {
+    let kubectl = Kubectl::new(cli);
+    let node = match &cli.node {
+        Some(node) => node.clone(),
+        None => kubectl::node_of_question(&kubectl, &cli.question)?,
+    };
+    let agent = kubectl.agent(&node)?;
+    if let Question::BugReport(options) = &cli.question {
+        bug_report::of_node(&kubectl, &agent, options, out)?;
+        return Ok(HEALTHY);
+    }
+    let arguments = kubectl::arguments(cli);
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    Err(kubectl.become_exec(&agent, &arguments).into())
 }
 
 fn judge(broken: bool) -> u8 {

@@ -1,9 +1,12 @@
 //! The operator's command. It asks the node's broker, which reads back from the kernel, and shows what it answers:
-//! readable tables, or the same facts as JSON. It changes nothing and needs no privilege but access to the socket.
+//! readable tables, or the same facts as JSON. It changes nothing and needs no privilege but access to the socket; from
+//! afar, what kubectl has.
 
+mod bug_report;
 mod cli;
 mod client;
 mod command;
+mod kubectl;
 mod render;
 mod view;
 
