@@ -9,8 +9,8 @@ use sluice_proto::pb::executor::sandbox_event::Event;
 
 use crate::node::Node;
 use crate::pool;
-use crate::sandbox::Message;
 use crate::sandbox::registry::Handle;
+use crate::sandbox::{Message, Sender, Slot};
 
 /// The host's generation id and polled interfaces are looked at this often.
 pub const FAST: Duration = Duration::from_secs(1);
@@ -28,31 +28,49 @@ pub async fn watch_pods(node: Arc<Node>) {
     loop {
         interval.tick().await;
         pass += 1;
-        let watched: Vec<_> = node
-            .registry
-            .all()
-            .into_iter()
-            .filter(|handle| handle.reachable && !handle.ending && handle.slot.is_watched())
-            .map(|handle| (handle.generation.wrapping_add(pass).is_multiple_of(turns), handle))
-            .collect();
-        for handle in moved(watched).await {
-            handle.send(Message::Examine);
+        let watched = select(&node, |handle| {
+            handle.slot.is_watched().then(|| Watched {
+                look_at_routing: handle.generation.wrapping_add(pass).is_multiple_of(turns),
+                slot: Arc::clone(&handle.slot),
+                sender: handle.sender.clone(),
+            })
+        });
+        for sender in moved(watched).await {
+            // A task that has ended has nothing to mend.
+            let _ = sender.send(Box::new(Message::Examine));
         }
     }
 }
 
-/// Those of `handles` whose generation id is not what it was, or cannot be read; where the flag is set also those
+/// What is wanted of each sandbox that can be looked at. Most looks find nothing, so nothing is copied that only a
+/// find needs.
+fn select<T>(node: &Node, wanted: impl Fn(&Handle) -> Option<T>) -> Vec<T> {
+    let inner = node.registry.lock();
+    let reachable = inner.sandboxes.values().filter(|h| h.reachable && !h.ending);
+    reachable.filter_map(wanted).collect()
+}
+
+/// One namespace to look at.
+struct Watched {
+    look_at_routing: bool,
+    slot: Arc<Slot>,
+    sender: Sender,
+}
+
+/// The tasks of those whose generation id is not what it was, or cannot be read; where it was asked for also of those
 /// whose policy routing is not as it should be. Rules cannot change without the generation id.
-async fn moved(handles: Vec<(bool, Handle)>) -> Vec<Handle> {
+async fn moved(all: Vec<Watched>) -> Vec<Sender> {
     let looked = pool::run("compare generation ids", move || {
-        let moved = |(routing, handle): (bool, Handle)| {
+        let moved = |watched: Watched| {
             // Whoever is at work there leaves it right, or the next pass sees it.
-            let moved = handle.slot.try_with("read generation id", |netns| {
-                Ok(netns.moved()? || (routing && netns.routing_lacks()?))
+            let moved = watched.slot.try_with("read generation id", |netns| {
+                Ok(netns.moved()? || (watched.look_at_routing && netns.routing_lacks()?))
             });
-            moved.is_some_and(|moved| moved.unwrap_or(true)).then_some(handle)
+            moved
+                .is_some_and(|moved| moved.unwrap_or(true))
+                .then_some(watched.sender)
         };
-        Ok(handles.into_iter().filter_map(moved).collect())
+        Ok(all.into_iter().filter_map(moved).collect())
     });
     looked.await.unwrap_or_default()
 }
@@ -98,12 +116,7 @@ pub async fn watch_interfaces(node: Arc<Node>) {
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         interval.tick().await;
-        let polled: Vec<_> = node
-            .registry
-            .all()
-            .into_iter()
-            .filter(|handle| handle.reachable && !handle.ending && handle.slot.polls_links())
-            .collect();
+        let polled = select(&node, |handle| handle.slot.polls_links().then(|| handle.clone()));
         if polled.is_empty() {
             continue;
         }

@@ -15,10 +15,10 @@ pub mod link;
 pub mod nft;
 pub mod route;
 pub mod socket;
-mod sys;
 pub mod table;
+pub mod verdict;
 
-pub use apply::{ApplyError, Outcome, apply, generation, read_back, read_back_routing};
+pub use apply::{ApplyError, Outcome, apply, generation, read_back, read_back_routing, routing_works};
 pub use error::NetlinkError;
 pub use nft::Batch;
 pub use socket::{NetfilterSocket, PodSockets, RouteSocket};

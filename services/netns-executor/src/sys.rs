@@ -1,7 +1,7 @@
-//! The few socket calls that no crate of ours wraps.
+//! The few socket calls that no crate of ours wraps: the one place where this process speaks to a descriptor directly.
 #![expect(
     unsafe_code,
-    reason = "SIOCGSKNS, NS_GET_NSTYPE and three socket options have no safe wrapper"
+    reason = "SIOCGSKNS, NS_GET_NSTYPE and socket options that nix does not know have no safe wrapper"
 )]
 
 use std::mem::{MaybeUninit, size_of};
@@ -11,7 +11,7 @@ use nix::errno::Errno;
 
 /// `SO_NETNS_COOKIE` (asm-generic/socket.h, Linux 5.14).
 const SO_NETNS_COOKIE: libc::c_int = 71;
-/// `SIOCGSKNS` (linux/sockios.h): a descriptor of the socket's network namespace. Needs CAP_NET_ADMIN.
+/// `SIOCGSKNS` (linux/sockios.h, Linux 4.9): a descriptor of the socket's network namespace. Needs CAP_NET_ADMIN.
 const SIOCGSKNS: libc::c_ulong = 0x894C;
 /// `NS_GET_NSTYPE` (linux/nsfs.h): `_IO(0xb7, 3)`.
 const NS_GET_NSTYPE: libc::c_ulong = 0xb703;
@@ -21,10 +21,16 @@ const AF_NETLINK: libc::sa_family_t = 16;
 /// `RTMGRP_LINK` (linux/rtnetlink.h).
 const RTMGRP_LINK: u32 = 1;
 
-fn socket_option<T: Copy>(socket: impl AsFd, level: libc::c_int, option: libc::c_int) -> Result<T, Errno> {
-    let mut value = MaybeUninit::<T>::zeroed();
-    let mut length = libc::socklen_t::try_from(size_of::<T>()).map_err(|_| Errno::EINVAL)?;
-    // SAFETY: the descriptor is open for the call, and the kernel writes at most `length` bytes to `value`.
+/// Reads a socket option into `value`, which also tells what is asked for where the option wants that; returns how
+/// much the kernel wrote.
+pub(crate) fn read_option(
+    socket: impl AsFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: &mut [u8],
+) -> Result<usize, Errno> {
+    let mut length = libc::socklen_t::try_from(value.len()).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: `value` is valid for reads and writes of `length` bytes, and `length` for both, during the call.
     let result = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
@@ -35,28 +41,83 @@ fn socket_option<T: Copy>(socket: impl AsFd, level: libc::c_int, option: libc::c
         )
     };
     Errno::result(result)?;
-    if length as usize != size_of::<T>() {
-        return Err(Errno::EINVAL);
+    usize::try_from(length).map_err(|_| Errno::EINVAL)
+}
+
+/// An option of exactly `N` bytes.
+fn fixed_option<const N: usize>(
+    socket: impl AsFd,
+    level: libc::c_int,
+    option: libc::c_int,
+) -> Result<[u8; N], Errno> {
+    let mut value = [0; N];
+    match read_option(socket, level, option, &mut value)? {
+        length if length == N => Ok(value),
+        _ => Err(Errno::EINVAL),
     }
-    // SAFETY: the kernel wrote all of it; the integers used here are valid for every bit pattern.
-    Ok(unsafe { value.assume_init() })
+}
+
+/// Writes a socket option. `value` must not hold addresses; where it must, see [`write_option_with_pointers`].
+pub(crate) fn write_option(
+    socket: impl AsFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: &[u8],
+) -> Result<(), Errno> {
+    // SAFETY: the caller says that there are no addresses in `value`.
+    unsafe { write_option_with_pointers(socket, level, option, value) }
+}
+
+/// Writes a socket option whose value holds addresses.
+///
+/// # Safety
+///
+/// Every address in `value` must be valid for what the kernel does with it under this option.
+pub(crate) unsafe fn write_option_with_pointers(
+    socket: impl AsFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: &[u8],
+) -> Result<(), Errno> {
+    let length = libc::socklen_t::try_from(value.len()).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: `value` is valid for reads of `length` bytes during the call; the rest is the caller's.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            level,
+            option,
+            value.as_ptr().cast(),
+            length,
+        )
+    };
+    Errno::result(result).map(drop)
+}
+
+/// An integer option of the socket level.
+pub(crate) fn integer_option(socket: impl AsFd, option: libc::c_int) -> Result<i32, Errno> {
+    fixed_option(socket, libc::SOL_SOCKET, option).map(i32::from_ne_bytes)
+}
+
+/// Switches a boolean socket option on.
+pub(crate) fn enable(socket: impl AsFd, level: libc::c_int, option: libc::c_int) -> Result<(), Errno> {
+    write_option(socket, level, option, &1_i32.to_ne_bytes())
 }
 
 /// Cookie of the namespace that the socket belongs to; never re-used within a boot.
 pub(crate) fn netns_cookie(socket: impl AsFd) -> Result<u64, Errno> {
-    socket_option(socket, libc::SOL_SOCKET, SO_NETNS_COOKIE)
+    fixed_option(socket, libc::SOL_SOCKET, SO_NETNS_COOKIE).map(u64::from_ne_bytes)
 }
 
 /// `SO_DOMAIN` and `SO_PROTOCOL` (socket(7)).
 pub(crate) fn family_and_protocol(socket: impl AsFd) -> Result<(i32, i32), Errno> {
     let socket = socket.as_fd();
     Ok((
-        socket_option(socket, libc::SOL_SOCKET, libc::SO_DOMAIN)?,
-        socket_option(socket, libc::SOL_SOCKET, libc::SO_PROTOCOL)?,
+        integer_option(socket, libc::SO_DOMAIN)?,
+        integer_option(socket, libc::SO_PROTOCOL)?,
     ))
 }
 
-/// Descriptor of the namespace that the socket belongs to.
+/// Descriptor of the namespace that the socket belongs to. It holds the namespace alone, not a mount of it.
 pub(crate) fn netns_of_socket(socket: impl AsFd) -> Result<OwnedFd, Errno> {
     // SAFETY: SIOCGSKNS takes no argument and returns a new descriptor or an error.
     let fd = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), SIOCGSKNS, 0) };

@@ -10,7 +10,7 @@ mod netns;
 
 use netns::Netns;
 use sluice_netns_executor::netlink::table::{EncodedRuleSet, read_elements};
-use sluice_netns_executor::netlink::{Batch, NetfilterSocket, apply, converge, generation, read_back};
+use sluice_netns_executor::netlink::{Batch, apply, converge, generation, read_back};
 use sluice_netns_executor::rules::{
     Family, HOST_TABLE, HostOptions, PROBES_V4, PROBES_V6, RuleSet, iptables,
 };
@@ -301,92 +301,6 @@ fn damage_is_named_and_repaired() {
         let wanted = RuleSet::for_desired(&desired).to_string();
         assert_eq!(chains(&listed(&netns, "sluice")), chains(&wanted), "{damage}");
     }
-}
-
-#[test]
-fn a_pod_with_ipv6_switched_off_gets_the_rest() {
-    for sysctl in ["all lo", "lo"] {
-        let netns = Netns::new();
-        for name in sysctl.split(' ') {
-            netns.sh(&format!("echo 1 > /proc/sys/net/ipv6/conf/{name}/disable_ipv6"));
-        }
-        let pod = netns.sockets();
-        let desired = Desired::Ambient(AmbientOptions::default());
-        let outcome = apply(&pod, &desired).unwrap();
-        assert!(outcome.changed && outcome.without_ipv6);
-        assert_eq!(read_back(&pod, &desired).unwrap(), nothing());
-        assert!(
-            netns
-                .sh("ip route show table 100")
-                .starts_with("local default dev lo")
-        );
-        let again = apply(&pod, &desired).unwrap();
-        assert!(!again.changed && again.without_ipv6);
-        // Once it is on, the missing route is drift.
-        netns.sh("echo 0 > /proc/sys/net/ipv6/conf/lo/disable_ipv6");
-        assert_eq!(read_back(&pod, &desired).unwrap().len(), 1);
-        assert!(apply(&pod, &desired).unwrap().changed);
-        assert!(
-            netns
-                .sh("ip -6 route show table 100")
-                .starts_with("local default dev lo")
-        );
-        assert!(apply(&pod, &Desired::None).unwrap().changed);
-    }
-}
-
-#[test]
-fn a_loopback_interface_that_is_still_down_is_brought_up() {
-    let netns = Netns::new();
-    netns.sh("ip link set lo down");
-    let pod = netns.sockets();
-    let desired = Desired::Ambient(AmbientOptions::default());
-    assert!(apply(&pod, &desired).unwrap().changed);
-    for family in ["-4", "-6"] {
-        let route = netns.sh(&format!("ip {family} route show table 100"));
-        assert!(route.starts_with("local default dev lo"), "{family}: {route}");
-    }
-    assert!(netns.sh("ip link show lo").contains("UP"));
-    assert_eq!(read_back(&pod, &desired).unwrap(), Vec::<String>::new());
-}
-
-#[test]
-fn other_descriptors_are_refused() {
-    let netns = Netns::new();
-    let pod = netns.sockets();
-    let error = NetfilterSocket::from_fd(pod.route.into_fd()).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "descriptor is not a NETLINK_NETFILTER socket: domain 16, protocol 0"
-    );
-    let file = std::fs::File::open("/proc/self/status").unwrap();
-    assert!(
-        NetfilterSocket::from_fd(file.into())
-            .unwrap_err()
-            .to_string()
-            .contains("not a NETLINK_NETFILTER socket")
-    );
-}
-
-#[test]
-fn sockets_know_their_namespace() {
-    let (one, other) = (Netns::new(), Netns::new());
-    let (pod, stranger) = (one.sockets(), other.sockets());
-    assert_eq!(pod.netfilter.cookie().unwrap(), pod.route.cookie().unwrap());
-    assert_ne!(
-        pod.netfilter.cookie().unwrap(),
-        stranger.netfilter.cookie().unwrap()
-    );
-    let inode = |fd: std::os::fd::OwnedFd| {
-        use std::os::unix::fs::MetadataExt as _;
-        std::fs::File::from(fd).metadata().unwrap().ino()
-    };
-    let by_socket = inode(pod.netfilter.netns_fd().unwrap());
-    assert_eq!(
-        by_socket.to_string(),
-        one.sh("stat -L -c %i /proc/self/ns/net").trim()
-    );
-    assert_ne!(by_socket, inode(stranger.route.netns_fd().unwrap()));
 }
 
 #[test]

@@ -25,6 +25,8 @@ use crate::takeover::{self, LegacySockets, Scope};
 
 /// Generation id of a namespace in which nobody has committed anything (net/netfilter/nf_tables_api.c).
 const FIRST_GENERATION: u32 = 1;
+/// Every so often all rules and routes are read, although marked packets are routed as they should be.
+const THOROUGH: u32 = 10;
 
 /// The kernel this process runs on.
 #[derive(Debug)]
@@ -120,6 +122,7 @@ impl Kernel for RealKernel {
                 taken_over: false,
                 generation: None,
                 desired: None,
+                looks: 0,
             }),
         })
     }
@@ -182,6 +185,8 @@ struct PodNetns {
     generation: Option<u32>,
     /// What was asked for last.
     desired: Option<Desired>,
+    /// How often the routing was looked at.
+    looks: u32,
 }
 
 fn apply_failed(error: &ApplyError) -> Failure {
@@ -262,6 +267,12 @@ impl Netns for PodNetns {
         let Some(desired) = &self.desired else {
             return Ok(true);
         };
+        self.looks = self.looks.wrapping_add(1);
+        if !self.looks.is_multiple_of(THOROUGH)
+            && netlink::routing_works(&self.sockets, desired).map_err(|error| apply_failed(&error))?
+        {
+            return Ok(false);
+        }
         let lines = netlink::read_back_routing(&self.sockets, desired);
         lines
             .map(|lines| !lines.is_empty())

@@ -163,6 +163,20 @@ pub fn read_back(pod: &PodSockets, desired: &Desired) -> Result<Vec<String>, App
     Ok(lines)
 }
 
+/// Whether marked packets are routed as desired; far cheaper than [`read_back_routing`], which has the last word where
+/// this says no.
+pub fn routing_works(pod: &PodSockets, desired: &Desired) -> Result<bool, ApplyError> {
+    let Some(routing) = PolicyRouting::for_desired(desired) else {
+        return Ok(false);
+    };
+    for &family in routing.families {
+        if !route::diverts(&pod.route, family).map_err(ApplyError::Read)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// The part of [`read_back`] that [`generation`] says nothing about.
 pub fn read_back_routing(pod: &PodSockets, desired: &Desired) -> Result<Vec<String>, ApplyError> {
     let lines = if let Some(routing) = PolicyRouting::for_desired(desired) {

@@ -57,7 +57,26 @@ pub fn links(socket: &RouteSocket) -> Result<Vec<Link>, NetlinkError> {
 
 /// Whether an interface of this name exists.
 pub fn link_exists(socket: &RouteSocket, name: &str) -> Result<bool, NetlinkError> {
-    Ok(links(socket)?.iter().any(|link| link.name == name))
+    let found = socket.ask(
+        "the interface",
+        |sequence| {
+            let mut writer = Writer::new();
+            writer.message(GETLINK, REQUEST, sequence, &[0; LINK_FIXED], |w| {
+                w.string(IFLA_IFNAME, name);
+            });
+            writer.into_bytes()
+        },
+        |message| {
+            message
+                .attributes(LINK_FIXED)
+                .string(IFLA_IFNAME)
+                .map(|found| found == name)
+        },
+    );
+    match found {
+        Err(error) if error.errno() == Some(libc::ENODEV) => Ok(false),
+        found => found,
+    }
 }
 
 /// Every address with its interface's name, loopback interfaces left out.

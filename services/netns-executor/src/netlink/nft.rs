@@ -8,7 +8,8 @@ use std::net::IpAddr;
 use super::bytes::Writer;
 use super::error::NetlinkError;
 use super::expression;
-use super::socket::{ACK, APPEND, CREATE, DUMP, NetfilterSocket, REQUEST, Refusal};
+use super::socket::{ACK, APPEND, CREATE, DUMP, NetfilterSocket, REQUEST};
+use super::verdict::Refusal;
 use crate::rules::{AddressSet, Chain, ChainKind, Family, Hook, Rule};
 
 const SUBSYSTEM: u16 = 0x0a00; // NFNL_SUBSYS_NFTABLES << 8
@@ -316,12 +317,12 @@ impl Transaction {
     }
 }
 
-/// A query of the `inet` family.
+/// A query of the `inet` family: a dump, or a request for one object, which its message answers.
 pub(super) fn query(ty: u16, dump: bool, sequence: u32, body: impl FnOnce(&mut Writer)) -> Vec<u8> {
     let mut writer = Writer::new();
     writer.message(
         ty,
-        REQUEST | if dump { DUMP } else { ACK },
+        REQUEST | if dump { DUMP } else { 0 },
         sequence,
         &INET_HEADER,
         body,

@@ -5,18 +5,19 @@
 //! socket (`netlink_ns_capable`).
 
 use std::cell::Cell;
-use std::io::{self, IoSliceMut};
+use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recvmsg, sendto, socket,
 };
 
-use super::bytes::{Attributes, HEADER, Message, Messages, u32_ne};
+use super::bytes::{Message, Messages};
 use super::error::NetlinkError;
-use super::sys;
+use super::verdict::{Refusal, verdict};
+use crate::sys;
 
 /// `NLM_F_REQUEST`.
 pub const REQUEST: u16 = 1;
@@ -33,12 +34,7 @@ pub const REPLACE: u16 = 0x100;
 /// `NLM_F_APPEND`.
 pub const APPEND: u16 = 0x800;
 
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
 const FLAG_DUMP_INTERRUPTED: u16 = 0x10;
-const FLAG_CAPPED: u16 = 0x100;
-const FLAG_EXT_ACK: u16 = 0x200;
-const NLMSGERR_ATTR_MSG: u16 = 1;
 /// Larger than any part of a dump (the kernel uses at most 32 KiB).
 const BUFFER: usize = 32 * 1024;
 const DUMP_ATTEMPTS: u32 = 5;
@@ -48,41 +44,14 @@ const DUMP_ATTEMPTS: u32 = 5;
 struct Channel {
     fd: OwnedFd,
     sequence: AtomicU32,
-}
-
-/// The kernel's verdict on one message.
-#[derive(Debug)]
-pub struct Refusal {
-    /// Sequence number of the message.
-    pub sequence: u32,
-    /// Error number, positive.
-    pub errno: i32,
-    /// The kernel's text, if it gave one.
-    pub text: String,
-}
-
-impl Refusal {
-    /// As an error about `request`.
-    pub fn into_error(self, request: impl Into<String>) -> NetlinkError {
-        let detail = if self.text.is_empty() {
-            String::new()
-        } else {
-            format!(" ({})", self.text)
-        };
-        NetlinkError::Refused {
-            request: request.into(),
-            detail,
-            source: io::Error::from_raw_os_error(self.errno),
-        }
-    }
+    /// The last exchange was read to its end, so nothing of it can be taken for an answer to the next one.
+    is_empty: AtomicBool,
 }
 
 impl Channel {
     fn new(fd: OwnedFd, protocol: libc::c_int, expected: &'static str) -> Result<Self, NetlinkError> {
         let wrong = |found: String| NetlinkError::WrongSocket { expected, found };
-        let option = |option| sys::socket_option::<libc::c_int>(fd.as_fd(), libc::SOL_SOCKET, option);
-        let domain = option(libc::SO_DOMAIN).map_err(|error| wrong(format!(": {error}")))?;
-        let found = option(libc::SO_PROTOCOL).map_err(|error| wrong(format!(": {error}")))?;
+        let (domain, found) = sys::family_and_protocol(&fd).map_err(|error| wrong(format!(": {error}")))?;
         if (domain, found) != (libc::AF_NETLINK, protocol) {
             return Err(wrong(format!(": domain {domain}, protocol {found}")));
         }
@@ -91,12 +60,13 @@ impl Channel {
             libc::NETLINK_EXT_ACK,
             libc::NETLINK_GET_STRICT_CHK,
         ] {
-            sys::enable(fd.as_fd(), libc::SOL_NETLINK, option)
+            sys::enable(&fd, libc::SOL_NETLINK, option)
                 .map_err(|source| NetlinkError::socket("setsockopt", source))?;
         }
         Ok(Self {
             fd,
             sequence: AtomicU32::new(1),
+            is_empty: AtomicBool::new(false),
         })
     }
 
@@ -115,12 +85,12 @@ impl Channel {
     }
 
     fn cookie(&self) -> Result<u64, NetlinkError> {
-        sys::socket_option::<u64>(self.fd.as_fd(), libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)
+        sys::netns_cookie(&self.fd)
             .map_err(|source| NetlinkError::socket("getsockopt SO_NETNS_COOKIE", source))
     }
 
     fn netns_fd(&self) -> Result<OwnedFd, NetlinkError> {
-        sys::netns_of(self.fd.as_fd()).map_err(|source| NetlinkError::socket("ioctl SIOCGSKNS", source))
+        sys::netns_of_socket(&self.fd).map_err(|source| NetlinkError::socket("ioctl SIOCGSKNS", source))
     }
 
     fn send(&self, bytes: &[u8]) -> Result<(), NetlinkError> {
@@ -162,10 +132,17 @@ impl Channel {
         }
     }
 
-    /// Throws away what an earlier, failed exchange or an earlier owner left.
-    fn drain(&self, buffer: &mut [u8]) {
-        // Bounded, since a socket can also fail for good.
-        let _ = (0..4096).find(|_| matches!(self.receive(buffer), Ok(None)));
+    /// Begins an exchange: throws away what an earlier, failed one or an earlier owner left.
+    fn begin(&self, buffer: &mut [u8]) {
+        if !self.is_empty.swap(false, Ordering::Relaxed) {
+            // Bounded, since a socket can also fail for good.
+            let _ = (0..4096).find(|_| matches!(self.receive(buffer), Ok(None)));
+        }
+    }
+
+    /// The kernel's last message of an exchange has come.
+    fn end(&self) {
+        self.is_empty.store(true, Ordering::Relaxed);
     }
 
     /// Sends messages that change something; returns what was refused.
@@ -176,25 +153,54 @@ impl Channel {
     }
 
     fn transact_in(&self, bytes: &[u8], last: u32, buffer: &mut [u8]) -> Result<Vec<Refusal>, NetlinkError> {
-        self.drain(buffer);
+        self.begin(buffer);
         self.send(bytes)?;
         let mut refusals = Vec::new();
-        let mut acknowledged = false;
-        while let Some(datagram) = self.receive(buffer)? {
+        let mut answered = false;
+        // Verdicts come in the order of the messages, so that of the last one ends them.
+        while !answered && let Some(datagram) = self.receive(buffer)? {
             for message in Messages(datagram) {
-                match verdict(&message) {
-                    Some(Ok(())) if message.sequence == last => acknowledged = true,
-                    Some(Err(refusal)) => refusals.push(refusal),
-                    _ => {}
-                }
+                let Some(verdict) = verdict(&message) else {
+                    continue;
+                };
+                answered |= message.sequence == last;
+                refusals.extend(verdict.err());
             }
         }
-        if refusals.is_empty() && !acknowledged {
+        if answered {
+            self.end();
+        } else if refusals.is_empty() {
             return Err(NetlinkError::Incomplete {
                 request: "a transaction",
             });
         }
         Ok(refusals)
+    }
+
+    /// Sends one request that is answered by exactly one message, with data or with a refusal.
+    fn ask<T>(
+        &self,
+        request: &'static str,
+        build: impl FnOnce(u32) -> Vec<u8>,
+        read: impl Fn(&Message<'_>) -> Option<T>,
+    ) -> Result<T, NetlinkError> {
+        with_buffer(|buffer| {
+            self.begin(buffer);
+            let sequence = self.next_sequence();
+            self.send(&build(sequence))?;
+            while let Some(datagram) = self.receive(buffer)? {
+                let mut messages = Messages(datagram);
+                if let Some(answer) = messages.find(|message| message.sequence == sequence) {
+                    self.end();
+                    return match verdict(&answer) {
+                        Some(Err(refusal)) => Err(refusal.into_error(request)),
+                        Some(Ok(())) => Err(NetlinkError::Incomplete { request }),
+                        None => read(&answer).ok_or(NetlinkError::Incomplete { request }),
+                    };
+                }
+            }
+            Err(NetlinkError::Incomplete { request })
+        })
     }
 
     /// Sends one request and hands every message of the answer to `each`.
@@ -218,22 +224,30 @@ impl Channel {
         each: impl Fn(&mut S, &Message<'_>),
         buffer: &mut [u8],
     ) -> Result<S, NetlinkError> {
-        self.drain(buffer);
         for _ in 0..DUMP_ATTEMPTS {
+            self.begin(buffer);
             let sequence = self.next_sequence();
             self.send(&build(sequence))?;
             let mut state = start();
             let (mut interrupted, mut finished) = (false, false);
-            while let Some(datagram) = self.receive(buffer)? {
+            while !finished && let Some(datagram) = self.receive(buffer)? {
                 for message in Messages(datagram).filter(|message| message.sequence == sequence) {
                     interrupted |= message.flags & FLAG_DUMP_INTERRUPTED != 0;
                     match verdict(&message) {
                         Some(Ok(())) => finished = true,
-                        Some(Err(refusal)) if refusal.errno == libc::EINTR => interrupted = true,
-                        Some(Err(refusal)) => return Err(refusal.into_error(request)),
+                        Some(Err(refusal)) if refusal.errno == libc::EINTR => {
+                            (interrupted, finished) = (true, true);
+                        }
+                        Some(Err(refusal)) => {
+                            self.end();
+                            return Err(refusal.into_error(request));
+                        }
                         None => each(&mut state, &message),
                     }
                 }
+            }
+            if finished {
+                self.end();
             }
             if !interrupted {
                 return if finished {
@@ -260,34 +274,6 @@ fn with_buffer<T>(f: impl FnOnce(&mut [u8]) -> T) -> T {
     let outcome = f(&mut buffer);
     KEPT.set(buffer);
     outcome
-}
-
-/// What a message says about a request: done or refused, or nothing because it carries data.
-fn verdict(message: &Message<'_>) -> Option<Result<(), Refusal>> {
-    if message.ty != NLMSG_ERROR && message.ty != NLMSG_DONE {
-        return None;
-    }
-    let code = u32_ne(message.payload, 0).map_or(0, u32::cast_signed);
-    if code == 0 {
-        return Some(Ok(()));
-    }
-    let mut text = String::new();
-    if message.flags & FLAG_EXT_ACK != 0 {
-        // struct nlmsgerr: error, the request's header, and its payload unless capped.
-        let request = u32_ne(message.payload, 4).unwrap_or(0) as usize;
-        let skip = match (message.ty, message.flags & FLAG_CAPPED != 0) {
-            (NLMSG_DONE, _) => 4,
-            (_, true) => 4 + HEADER,
-            (_, false) => 4 + request.next_multiple_of(4),
-        };
-        let attributes = Attributes(message.payload.get(skip..).unwrap_or_default());
-        text.push_str(attributes.string(NLMSGERR_ATTR_MSG).unwrap_or_default());
-    }
-    Some(Err(Refusal {
-        sequence: message.sequence,
-        errno: code.saturating_neg(),
-        text,
-    }))
 }
 
 macro_rules! socket_type {
@@ -320,6 +306,17 @@ macro_rules! socket_type {
             /// Sends messages that change something; `last` is the sequence number that asked for an acknowledgement.
             pub fn transact(&self, bytes: &[u8], last: u32) -> Result<Vec<Refusal>, NetlinkError> {
                 self.0.transact(bytes, last)
+            }
+
+            /// Sends a request built for a sequence number that the kernel answers with one message (not a dump, and
+            /// without an acknowledgement besides), and reads that.
+            pub fn ask<T>(
+                &self,
+                request: &'static str,
+                build: impl FnOnce(u32) -> Vec<u8>,
+                read: impl Fn(&Message<'_>) -> Option<T>,
+            ) -> Result<T, NetlinkError> {
+                self.0.ask(request, build, read)
             }
 
             /// Sends a query built for a sequence number, and folds the messages of the answer into a state.

@@ -112,14 +112,16 @@ pub fn read_table(socket: &NetfilterSocket, table: &str) -> Result<Option<TableS
 
 /// Flags and number of members of a table.
 fn read_head(socket: &NetfilterSocket, table: &str) -> Result<Option<TableState>, NetlinkError> {
-    let found = socket.query(
+    let found = socket.ask(
         "the table",
         |sequence| nft::query(nft::GETTABLE, false, sequence, |w| w.string(1, table)),
-        TableState::default,
-        |state, message| {
+        |message| {
             let attributes = message.attributes(FIXED);
-            state.flags = attributes.be32(2).unwrap_or(0);
-            state.members = attributes.be32(3).unwrap_or(0);
+            Some(TableState {
+                flags: attributes.be32(2).unwrap_or(0),
+                members: attributes.be32(3).unwrap_or(0),
+                ..TableState::default()
+            })
         },
     );
     match found {
@@ -226,15 +228,11 @@ pub fn read_elements(socket: &NetfilterSocket, table: &str, set: &str) -> Result
 
 /// The namespace's rule set generation (`NFT_MSG_GETGEN`): moves with every change by anyone but iptables-legacy.
 pub fn generation(socket: &NetfilterSocket) -> Result<u32, NetlinkError> {
-    let found = socket.query(
+    socket.ask(
         "the generation",
         |sequence| nft::query(nft::GETGEN, false, sequence, |_| {}),
-        || None,
-        |found, message| *found = message.attributes(FIXED).be32(1),
-    )?;
-    found.ok_or(NetlinkError::Incomplete {
-        request: "the generation",
-    })
+        |message| message.attributes(FIXED).be32(1),
+    )
 }
 
 /// How the table differs from what it should be, one line a difference.

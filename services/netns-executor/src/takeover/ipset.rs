@@ -5,7 +5,8 @@ use std::time::Duration;
 use crate::netlink::NetfilterSocket;
 use crate::netlink::bytes::Writer;
 use crate::netlink::error::NetlinkError;
-use crate::netlink::socket::{ACK, EXCLUSIVE, REQUEST, Refusal};
+use crate::netlink::socket::{ACK, EXCLUSIVE, REQUEST};
+use crate::netlink::verdict::Refusal;
 
 const SETS: [&str; 2] = ["istio-inpod-probes-v4", "istio-inpod-probes-v6"];
 const DESTROY: u16 = 6 << 8 | 0x3;

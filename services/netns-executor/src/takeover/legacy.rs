@@ -59,7 +59,7 @@ pub struct LegacySocket {
 impl LegacySocket {
     /// Takes a socket that was handed over, after a look at what it is.
     pub fn from_fd(fd: OwnedFd) -> Result<Self, LegacyError> {
-        let option = |option| sys::option(fd.as_fd(), option).map_err(|_| LegacyError::WrongSocket);
+        let option = |option| crate::sys::integer_option(&fd, option).map_err(|_| LegacyError::WrongSocket);
         let family = match (option(libc::SO_DOMAIN)?, option(libc::SO_TYPE)?) {
             (libc::AF_INET, libc::SOCK_DGRAM) => Family::V4,
             (libc::AF_INET6, libc::SOCK_DGRAM) => Family::V6,

@@ -2,13 +2,14 @@
 //! 64-bit kernel lays them out; IPv6 has the same numbers and headers.
 #![expect(
     unsafe_code,
-    reason = "getsockopt and setsockopt with options and structures nix does not know"
+    reason = "one of the options makes the kernel write where its value points to"
 )]
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
 use super::table::Info;
+use crate::sys::{read_option, write_option, write_option_with_pointers};
 
 const GET_INFO: libc::c_int = 64;
 const GET_ENTRIES: libc::c_int = 65;
@@ -31,18 +32,11 @@ pub(super) struct Counters {
     pub(super) bytes: u64,
 }
 
-/// An integer option of the socket level.
-pub(super) fn option(fd: BorrowedFd<'_>, option: libc::c_int) -> io::Result<libc::c_int> {
-    let mut value = [0; 4];
-    get(fd, libc::SOL_SOCKET, option, &mut value)?;
-    Ok(libc::c_int::from_ne_bytes(value))
-}
-
 /// Size and hooks of a table.
 pub(super) fn info(fd: BorrowedFd<'_>, level: libc::c_int, table: &str) -> io::Result<Info> {
     let mut bytes = [0; INFO];
     bytes[..NAME].copy_from_slice(&name(table));
-    get(fd, level, GET_INFO, &mut bytes)?;
+    read_option(fd, level, GET_INFO, &mut bytes)?;
     let word = |index: usize| super::table::u32_at(&bytes, NAME + 4 * index).unwrap_or(0);
     Ok(Info {
         valid_hooks: word(0),
@@ -58,7 +52,7 @@ pub(super) fn entries(fd: BorrowedFd<'_>, level: libc::c_int, table: &str, size:
     let mut bytes = vec![0; SHORT_HEADER + size as usize];
     bytes[..NAME].copy_from_slice(&name(table));
     bytes[NAME..NAME + 4].copy_from_slice(&size.to_ne_bytes());
-    get(fd, level, GET_ENTRIES, &mut bytes)?;
+    read_option(fd, level, GET_ENTRIES, &mut bytes)?;
     Ok(bytes.split_off(SHORT_HEADER))
 }
 
@@ -84,8 +78,9 @@ pub(super) fn replace(
     debug_assert_eq!(bytes.len(), COUNTERS_POINTER);
     bytes.extend((counters.as_mut_ptr().expose_provenance() as u64).to_ne_bytes());
     bytes.extend(entries);
-    // The kernel writes `old_entries` elements of struct xt_counters to `counters`, which is that long and lives on.
-    set(fd, level, SET_REPLACE, &bytes)?;
+    // SAFETY: the one address is that of `counters`, to which the kernel writes `old_entries` elements of struct
+    // xt_counters; it is that long and lives on.
+    unsafe { write_option_with_pointers(fd, level, SET_REPLACE, &bytes) }?;
     Ok(counters)
 }
 
@@ -104,7 +99,7 @@ pub(super) fn add_counters(
         bytes.extend(counter.packets.to_ne_bytes());
         bytes.extend(counter.bytes.to_ne_bytes());
     }
-    set(fd, level, SET_ADD_COUNTERS, &bytes)
+    Ok(write_option(fd, level, SET_ADD_COUNTERS, &bytes)?)
 }
 
 fn name(table: &str) -> [u8; NAME] {
@@ -112,35 +107,4 @@ fn name(table: &str) -> [u8; NAME] {
     let length = table.len().min(NAME - 1);
     name[..length].copy_from_slice(&table.as_bytes()[..length]);
     name
-}
-
-fn get(fd: BorrowedFd<'_>, level: libc::c_int, option: libc::c_int, value: &mut [u8]) -> io::Result<()> {
-    let mut length = libc::socklen_t::try_from(value.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: `value` is valid for reads and writes of `length` bytes, and `length` for both, during the call.
-    let rc = unsafe {
-        libc::getsockopt(
-            fd.as_raw_fd(),
-            level,
-            option,
-            value.as_mut_ptr().cast(),
-            &raw mut length,
-        )
-    };
-    if rc == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
-}
-
-fn set(fd: BorrowedFd<'_>, level: libc::c_int, option: libc::c_int, value: &[u8]) -> io::Result<()> {
-    let length = libc::socklen_t::try_from(value.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: `value` is valid for reads of `length` bytes during the call. SET_REPLACE also writes where the value
-    // points to; `replace` above says why that is sound.
-    let rc = unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, value.as_ptr().cast(), length) };
-    if rc == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
 }
