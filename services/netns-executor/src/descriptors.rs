@@ -114,7 +114,8 @@ impl DescriptorRefusal {
 /// The descriptors of one namespace, sorted by kind; all of the same namespace.
 #[derive(Debug)]
 pub struct NetnsDescriptors {
-    /// The namespace itself.
+    /// The namespace itself, as its sockets tell it: what was handed over may be open on a mount (`/run/netns/NAME`),
+    /// and whoever holds that keeps the runtime from unmounting it.
     pub netns: OwnedFd,
     /// NETLINK_NETFILTER.
     pub netfilter: OwnedFd,
@@ -199,22 +200,23 @@ pub fn sort(
     }
     let netfilter = netfilter.ok_or(DescriptorRefusal::Missing("netfilter socket"))?;
     let route = route.ok_or(DescriptorRefusal::Missing("route socket"))?;
+    let cookie = cookie_of(&netfilter)?;
+    let netns = same_netns("netfilter", &netfilter, inode)?;
     for (kind, socket) in [
-        ("netfilter", Some(&netfilter)),
         ("route", Some(&route)),
         ("notification", notifications.as_ref()),
         ("AF_INET", legacy_ipv4.as_ref()),
         ("AF_INET6", legacy_ipv6.as_ref()),
     ] {
-        if let Some(socket) = socket {
-            refuse_mixed(kind, socket, inode)?;
+        // The cookie says the same as the inode, and is had without a descriptor.
+        if let Some(socket) = socket
+            && cookie_of(socket)? != cookie
+        {
+            same_netns(kind, socket, inode)?;
         }
     }
     let identity = NetnsIdentity {
-        cookie: sys::netns_cookie(&netfilter).map_err(|errno| DescriptorRefusal::Call {
-            call: "getsockopt(SO_NETNS_COOKIE)",
-            errno,
-        })?,
+        cookie,
         device: inode.device,
         inode: inode.inode,
         boot_id: boot_id.to_owned(),
@@ -242,14 +244,22 @@ fn refuse_forbidden(inode: NetnsInode, forbidden: Forbidden) -> Result<(), Descr
     Ok(())
 }
 
-fn refuse_mixed(kind: &'static str, socket: &OwnedFd, netns: NetnsInode) -> Result<(), DescriptorRefusal> {
+fn cookie_of(socket: &OwnedFd) -> Result<u64, DescriptorRefusal> {
+    sys::netns_cookie(socket).map_err(|errno| DescriptorRefusal::Call {
+        call: "getsockopt(SO_NETNS_COOKIE)",
+        errno,
+    })
+}
+
+/// The socket's namespace, if it is the one of inode `netns`.
+fn same_netns(kind: &'static str, socket: &OwnedFd, netns: NetnsInode) -> Result<OwnedFd, DescriptorRefusal> {
     let of_socket = sys::netns_of_socket(socket).map_err(|errno| DescriptorRefusal::Call {
         call: "ioctl(SIOCGSKNS)",
         errno,
     })?;
     let inode = NetnsInode::of(&of_socket)?;
     if inode == netns {
-        return Ok(());
+        return Ok(of_socket);
     }
     Err(DescriptorRefusal::Mixed {
         kind,
