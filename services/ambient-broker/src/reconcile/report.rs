@@ -95,17 +95,19 @@ impl World {
         }
     }
 
+    /// Peers use what the control plane is told. Nothing may be told that is known to be wrong, and nothing withdrawn
+    /// that merely is not known again yet: after a restart of ours or the executor's, the pods are in the mesh all the
+    /// time.
     fn settle_status(&mut self, pod: &mut Pod, standing: Standing) {
         let mut wanted = standing == Standing::Enrolled;
-        // A ztunnel that comes back at once costs no two patches a pod.
-        let only_proxy_lost = pod.status && standing == Standing::Pending && self.proxy().is_none();
-        if only_proxy_lost {
-            let until = *pod
-                .status_hold
-                .get_or_insert(self.now + self.settings.status_hold);
-            wanted = until > self.now;
+        let lost = self.executor_up() && pod.usable().is_none() && !pod.awaits_adoption();
+        if pod.status && standing == Standing::Pending && !lost {
+            wanted = !self.executor_up() || {
+                let until = self.now + self.settings.status_hold;
+                *pod.status_hold.get_or_insert(until) > self.now
+            };
         }
-        if !only_proxy_lost || !wanted {
+        if standing != Standing::Pending || !wanted || !self.executor_up() {
             pod.status_hold = None;
         }
         if wanted != pod.status {

@@ -5,6 +5,7 @@ mod foresight;
 mod lost;
 mod peers;
 mod running;
+mod status;
 mod undetermined;
 
 use std::net::IpAddr;
