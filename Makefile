@@ -49,7 +49,7 @@ dist: ## build the shipped binaries into target/dist
 	@mkdir -p $(DIST)
 	@for bin in $(SERVICES); do install -m 0755 $(TARGET_DIR)/$(HOST)/release/$$bin $(DIST)/$$bin; done
 	@install -m 0755 $(TARGET_DIR)/$(HOST)/plugin/sluice-cni $(DIST)/sluice-cni
-	@ln -sf sluicectl $(DIST)/kubectl-sluice
+	@ln -f $(DIST)/sluicectl $(DIST)/kubectl-sluice
 
 image: dist ## build the container image without a daemon: target/image/sluice.oci.tar (needs root)
 	@command -v buildah >/dev/null || \
@@ -98,7 +98,7 @@ test-cluster: setup-cluster image ## run the tests that need one on a fresh clus
 	$(CLUSTER)/down.sh
 	SLUICE_BIN_DIR=$(DIST) SLUICE_IMAGE_ARCHIVE=$(IMAGE_ARCHIVE) $(CLUSTER)/up.sh
 	eval "$$($(CLUSTER)/env.sh)"; status=0; \
-	SLUICE_BIN_DIR=$(DIST) cargo test --locked -p sluice-integration --features cluster --test cluster -- --test-threads=1 --nocapture $(TESTS) || status=$$?; \
+	SLUICE_BIN_DIR=$(DIST) cargo test --locked -p sluice-integration --features cluster --test chart --test cluster -- --test-threads=1 --nocapture $(TESTS) || status=$$?; \
 	$(if $(KEEP),,$(CLUSTER)/down.sh;) exit $$status
 
 bench: setup dist ## measure speed and size against floors taken in the same run (needs root)

@@ -1,10 +1,14 @@
 {{/* Command lines, each a JSON list. Paths on the right of a mount are as the container sees them. */}}
 {{- define "sluice.prepareArgs" -}}
-{{- toJson (list "prepare"
+{{- $args := list "prepare"
   "--run-dir" (include "sluice.runDir" .)
   "--broker-uid" (include "sluice.brokerUid" .)
   "--ztunnel-dir" .Values.ztunnel.socketDir
-  "--ztunnel-gid" (.Values.ztunnel.gid | toString)) -}}
+  "--ztunnel-gid" (.Values.ztunnel.gid | toString) -}}
+{{- if .Values.takeover.istioCni -}}
+{{- $args = concat $args (list "--istio-run-dir" .Values.takeover.socketDir) -}}
+{{- end -}}
+{{- toJson $args -}}
 {{- end -}}
 
 {{- define "sluice.executorArgs" -}}
@@ -50,7 +54,7 @@
 {{- $cni := .Values.cni -}}
 {{- $args := list "run"
   "--run-dir" (include "sluice.runDir" .)
-  "--cni-bin-dir" "/host/opt/cni/bin"
+  "--cni-bin-dir" (ternary $platform.binDir "/host/opt/cni/bin" (ne $cni.binMount ""))
   "--host-cni-bin-dir" $platform.binDir
   "--cni-net-dir" "/host/etc/cni/net.d"
   "--host-cni-net-dir" $platform.confDir

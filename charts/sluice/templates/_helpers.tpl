@@ -125,3 +125,19 @@ livenessProbe:
   timeoutSeconds: 5
   failureThreshold: 4
 {{- end -}}
+
+{{- define "sluice.retireHook" -}}
+helm.sh/hook: pre-delete
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end -}}
+
+{{/* As the kubelet would mount it, but only where it is asked for. */}}
+{{- define "sluice.tokenVolume" -}}
+- name: api-token
+  projected:
+    sources:
+      - serviceAccountToken: {path: token, expirationSeconds: 3607}
+      - configMap:
+          name: kube-root-ca.crt
+          items: [{key: ca.crt, path: ca.crt}]
+{{- end -}}

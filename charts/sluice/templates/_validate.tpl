@@ -14,12 +14,19 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- range $values.retire.capabilities -}}
+{{- fail (printf "retire.capabilities: %s: it only asks the API server, and runs without capabilities" .) -}}
+{{- end -}}
 {{- range $values.broker.capabilities -}}
 {{- fail (printf "broker.capabilities: %s: the broker reads what the API server and ztunnel send, and runs without capabilities" .) -}}
 {{- end -}}
 {{- $platform := include "sluice.platform" . | fromYaml -}}
 {{- if eq (clean $platform.binDir) (clean $platform.confDir) -}}
 {{- fail (printf "cni.binDir and cni.confDir are both %s: the runtime keeps plugins and configurations apart" $platform.binDir) -}}
+{{- end -}}
+{{- $mount := $values.cni.binMount -}}
+{{- if and $mount (not (hasPrefix (printf "%s/" $mount) $platform.binDir)) -}}
+{{- fail (printf "cni.binMount: cni.binDir, which is %s, is not below %s" $platform.binDir $mount) -}}
 {{- end -}}
 {{- if and (eq $values.cni.mode "chained") $values.cni.ownedFileName -}}
 {{- fail "cni.ownedFileName is set, but cni.mode is chained and makes no file of its own: leave it out, or set cni.mode=owned" -}}

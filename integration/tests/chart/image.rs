@@ -7,12 +7,13 @@ use serde_json::Value;
 
 use crate::helm::repository;
 
-const BINARIES: [&str; 6] = [
+const BINARIES: [&str; 7] = [
     "ambient-broker",
     "installer",
     "netns-executor",
     "netns-opener",
     "sluice-cni",
+    "sluice-cni-removed",
     "sluicectl",
 ];
 

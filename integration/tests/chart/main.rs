@@ -11,6 +11,7 @@
     reason = "helm, kubectl, make and tar are what is tested, or are asked as independent tools"
 )]
 
+mod admission;
 mod golden;
 mod helm;
 mod image;
@@ -19,4 +20,5 @@ mod pages;
 mod platforms;
 mod privileges;
 mod refusals;
+mod release;
 mod running;

@@ -15,10 +15,14 @@ fn nothing_but_what_is_needed_is_created() {
             "ClusterRoleBinding/sluice-plugin",
             "ConfigMap/sluice-node",
             "DaemonSet/sluice-node",
+            "Job/sluice-retire",
             "Role/sluice-node",
+            "Role/sluice-retire",
             "RoleBinding/sluice-node",
+            "RoleBinding/sluice-retire",
             "ServiceAccount/sluice-node",
             "ServiceAccount/sluice-plugin",
+            "ServiceAccount/sluice-retire",
             "ValidatingAdmissionPolicy/sluice-node",
             "ValidatingAdmissionPolicyBinding/sluice-node",
         ]
@@ -129,6 +133,36 @@ fn the_plugins_account_may_look_at_one_pod_and_nothing_else() {
     };
     assert_eq!(bound("sluice-plugin"), 1);
     assert_eq!(bound("sluice-node"), 2);
+}
+
+#[test]
+fn what_retires_the_agent_lives_only_while_the_release_is_deleted() {
+    let release = Release::render(&[]);
+    for object in &release.objects {
+        let annotations = &object["metadata"]["annotations"];
+        if text(object, "/metadata/name") == "sluice-retire" {
+            assert_eq!(annotations["helm.sh/hook"], "pre-delete", "{object:#}");
+            assert_eq!(
+                annotations["helm.sh/hook-delete-policy"],
+                "before-hook-creation,hook-succeeded"
+            );
+        } else {
+            assert!(annotations.get("helm.sh/hook").is_none(), "{object:#}");
+        }
+    }
+    assert_eq!(
+        permissions(release.object("Role", "sluice-retire")),
+        [
+            "get apps/daemonsets=sluice-node",
+            "patch apps/daemonsets=sluice-node"
+        ]
+    );
+    let job = release.object("Job", "sluice-retire");
+    let context = &job["spec"]["template"]["spec"]["containers"][0]["securityContext"];
+    assert_eq!(context["runAsNonRoot"], true);
+    assert!(context["capabilities"]["add"].is_null());
+    let without = Release::render(&["retire.enabled=false"]).names();
+    assert!(!without.iter().any(|name| name.contains("retire")), "{without:?}");
 }
 
 #[test]

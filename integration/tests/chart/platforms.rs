@@ -102,6 +102,25 @@ fn a_directory_that_is_named_wins_over_the_platform() {
 }
 
 #[test]
+fn a_directory_below_a_link_is_reached_through_the_links_parent() {
+    let release = Release::render(&[
+        "platform=k3s",
+        "cni.binDir=/var/lib/rancher/k3s/data/current/bin",
+        "cni.binMount=/var/lib/rancher/k3s/data",
+    ]);
+    let installer = release.host_paths("installer");
+    let mount = at(&installer, "/var/lib/rancher/k3s/data");
+    assert_eq!(
+        mount.host, mount.at,
+        "an absolute link has to resolve as on the host"
+    );
+    assert_eq!(
+        release.flag("installer", "--cni-bin-dir").unwrap(),
+        "/var/lib/rancher/k3s/data/current/bin"
+    );
+}
+
+#[test]
 fn openshift_gets_constraints_with_no_more_than_the_containers_ask_for() {
     let release = Release::render(&["platform=openshift"]);
     let scc = release.object("SecurityContextConstraints", "sluice-node");

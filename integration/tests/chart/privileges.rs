@@ -87,7 +87,7 @@ fn only_the_broker_has_an_api_token() {
     let release = Release::render(&["takeover.istioCni=true"]);
     let spec = &release.pod()["spec"];
     assert_eq!(spec["automountServiceAccountToken"], false);
-    for account in ["sluice-node", "sluice-plugin"] {
+    for account in ["sluice-node", "sluice-plugin", "sluice-retire"] {
         assert_eq!(
             release.object("ServiceAccount", account)["automountServiceAccountToken"],
             false,

@@ -95,6 +95,10 @@ const REFUSED: &[(&[&str], &[&str])] = &[
         &["cni.binDir and cni.confDir are both /x"],
     ),
     (
+        &["cni.binMount=/var/lib/rancher"],
+        &["cni.binMount: cni.binDir, which is /opt/cni/bin, is not below /var/lib/rancher"],
+    ),
+    (
         &["cni.mode=chained", "cni.ownedFileName=00-sluice.conflist"],
         &["cni.ownedFileName", "cni.mode=owned"],
     ),

@@ -1,30 +1,15 @@
 //! What the kernel says of the running containers, beside what the chart on the API server says of them.
 //!
-//! Needs the cluster of `make cluster` (`KUBECONFIG`, kubectl on PATH) with the chart installed on it. Its node's processes are seen
-//! through this machine's `/proc`.
+//! Needs the cluster of `make cluster` (`KUBECONFIG`, kubectl on PATH). Its node's processes are seen through this machine's `/proc`.
 
 use std::collections::BTreeSet;
-use std::process::Command;
 
 use serde_json::Value;
 use sluice_testkit::process::Capability;
 use sluice_testkit::process::status::ProcStatus;
 
 use crate::helm::{NAMESPACE, texts};
-
-fn kubectl(args: &[&str]) -> Value {
-    let output = Command::new("kubectl")
-        .args(["--namespace", NAMESPACE, "--output", "json"])
-        .args(args)
-        .output()
-        .expect("kubectl: eval \"$(integration/cluster/env.sh)\" after `make cluster`");
-    assert!(
-        output.status.success(),
-        "kubectl {args:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    serde_json::from_slice(&output.stdout).unwrap()
-}
+use crate::release::{get, installed};
 
 /// A running container: its processes, and what the API server has of it.
 struct Running {
@@ -45,8 +30,15 @@ fn processes(id: &str) -> Vec<u32> {
 }
 
 fn running() -> Vec<Running> {
-    let pods = kubectl(&["get", "pods", "--selector", "app.kubernetes.io/name=sluice"]);
-    let pod = &pods["items"][0];
+    installed();
+    let selector = "app.kubernetes.io/name=sluice,app.kubernetes.io/component=node";
+    let pods = get(&["pods", "--selector", selector]);
+    let pods = pods["items"].as_array().unwrap();
+    // One that is being replaced still has its processes.
+    let pod = pods
+        .iter()
+        .find(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    let pod = pod.unwrap_or_else(|| panic!("no pod of the chart in {NAMESPACE}"));
     assert_eq!(
         pod["status"]["phase"], "Running",
         "no running pod of the chart in {NAMESPACE}"
