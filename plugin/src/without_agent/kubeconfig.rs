@@ -204,12 +204,10 @@ fn parse_server(server: &str) -> Option<SocketAddr> {
 fn parse_roots(data: &str) -> Result<RootCertStore, &'static str> {
     const PROBLEM: &str = "certificate-authority-data is not base64 of PEM certificates";
     let pem = STANDARD.decode(data).map_err(|_| PROBLEM)?;
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
     let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(&pem) {
-        roots
-            .add(certificate.map_err(|_| PROBLEM)?)
-            .map_err(|_| PROBLEM)?;
-    }
+    // A bundle may hold one of a kind that nobody uses any more; the others count.
+    roots.add_parsable_certificates(certificates.map_err(|_| PROBLEM)?);
     if roots.is_empty() {
         return Err("certificate-authority-data holds no certificate");
     }

@@ -99,6 +99,7 @@ pub(crate) fn decide(
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use serde_json::{Value, json};
 
     use super::*;
@@ -165,6 +166,21 @@ mod tests {
         ] {
             let error = parse("pod", text.as_bytes()).unwrap_err().to_string();
             assert!(error.contains("pod") && !error.contains("secret"), "{error}");
+        }
+    }
+
+    proptest! {
+        /// A pod passes only with its own UID, whatever else the object says.
+        #[test]
+        fn nothing_but_the_pods_own_uid_decides(uid in "[0-9a-f-]{0,36}", mirror in "[0-9a-f]{0,32}") {
+            let pod = json!({ "uid": uid, "annotations": { "kubernetes.io/config.mirror": mirror } });
+            let known = if mirror.len() == 32 { &mirror } else { &uid };
+            prop_assert_eq!(decide_as(UID, pod, json!({})).is_ok(), known == UID);
+        }
+
+        #[test]
+        fn no_bytes_make_a_panic(bytes in any::<Vec<u8>>()) {
+            let _ = parse("pod", &bytes);
         }
     }
 }

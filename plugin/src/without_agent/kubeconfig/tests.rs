@@ -1,3 +1,4 @@
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
@@ -120,4 +121,34 @@ fn what_is_no_file_is_refused_without_waiting() {
     }
     let missing = Credentials::read(&directory.path().join("none"));
     assert!(matches!(missing, Err(KubeconfigError::Missing)));
+}
+
+#[test]
+fn a_bundle_may_hold_a_certificate_that_cannot_be_used() {
+    let strange = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    let usable = String::from_utf8(STANDARD.decode(authority()).unwrap()).unwrap();
+    let roots = |pem: String| parse_roots(&STANDARD.encode(pem)).map(|roots| roots.len());
+    assert_eq!(roots(format!("{strange}{usable}{usable}")), Ok(2));
+    assert!(roots(strange.to_owned()).is_err());
+}
+
+proptest! {
+    #[test]
+    fn no_file_makes_a_panic_or_shows_its_content(text in any::<Vec<u8>>(), at in 0..200_usize) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut whole = kubeconfig().to_string().into_bytes();
+        let at = at.min(whole.len());
+        whole.splice(at..at, text);
+        std::fs::write(file.path(), whole).unwrap();
+        if let Err(error) = Credentials::read(file.path()) {
+            prop_assert!(!error.to_string().contains(TOKEN));
+        }
+    }
+
+    #[test]
+    fn whatever_is_taken_for_a_server_is_an_address(text in "(https?://)?[0-9a-f:.\\[\\]@/]{0,24}") {
+        if let Some(address) = parse_server(&text) {
+            prop_assert!(text.starts_with("https://") && text.contains(&address.ip().to_string()[..1]));
+        }
+    }
 }
