@@ -49,6 +49,7 @@ dist: ## build the shipped binaries into target/dist
 	@mkdir -p $(DIST)
 	@for bin in $(SERVICES); do install -m 0755 $(TARGET_DIR)/$(HOST)/release/$$bin $(DIST)/$$bin; done
 	@install -m 0755 $(TARGET_DIR)/$(HOST)/plugin/sluice-cni $(DIST)/sluice-cni
+	@ln -f $(DIST)/sluicectl $(DIST)/kubectl-sluice
 
 image: dist ## build the container image without a daemon: target/image/sluice.oci.tar (needs root)
 	@command -v buildah >/dev/null || \
