@@ -9,8 +9,9 @@ use similar::TextDiff;
 use crate::apply::{STAND_IN, describe};
 use crate::broker;
 use crate::config::{Flags, PurgeOptions};
-use crate::entry::PLUGIN;
+use crate::entry::{PLUGIN, QUOTED};
 use crate::files::{self, FileError};
+use crate::health;
 use crate::installer::{Installer, Wishes};
 use crate::kubeconfig::Credentials;
 use crate::observe;
@@ -89,6 +90,23 @@ fn diff(path: &Path, before: &[u8], after: &[u8], out: &mut impl Write) -> io::R
     )
 }
 
+/// A running installer would put back at once what is removed.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "an installer runs on this node and would put everything back: take its DaemonSet off the node first"
+)]
+pub(crate) struct StillRunning;
+
+/// Removes everything but the stand-in for the plugin.
+pub(crate) fn uninstall(flags: &Flags) -> anyhow::Result<()> {
+    if health::ask(&flags.run()).is_ok() {
+        return Err(StillRunning.into());
+    }
+    warn_without_stand_in(flags);
+    Installer::new(flags.clone(), flags.entry()?).remove()?;
+    Ok(())
+}
+
 /// The stand-in for the plugin cannot be removed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PurgeError {
@@ -110,7 +128,7 @@ pub(crate) enum PurgeError {
 pub(crate) fn purge(flags: &Flags, options: &PurgeOptions) -> Result<(), PurgeError> {
     if !options.force {
         let net = observe::net_dir(&flags.cni_net_dir);
-        if let Some((name, _)) = net.files.iter().find(|(_, file)| file.mentions(PLUGIN)) {
+        if let Some((name, _)) = net.files.iter().find(|(_, file)| file.mentions(QUOTED)) {
             return Err(PurgeError::Named { name: name.clone() });
         }
         if let Some(path) = options
@@ -169,8 +187,11 @@ fn names_plugin(path: &Path) -> bool {
     let Ok((bytes, _)) = files::read(path) else {
         return false;
     };
-    let name = format!("\"{PLUGIN}\"");
-    let mentions = |bytes: &[u8]| bytes.windows(name.len()).any(|window| window == name.as_bytes());
+    let mentions = |bytes: &[u8]| {
+        bytes
+            .windows(QUOTED.len())
+            .any(|window| window == QUOTED.as_bytes())
+    };
     let config = serde_json::from_slice::<Cached>(&bytes)
         .ok()
         .and_then(|cached| cached.config);

@@ -10,6 +10,8 @@ use sluice_selection::SelectionConfig;
 
 /// Name of the plugin's binary, which is what `type` means (CNI spec section 1).
 pub const PLUGIN: &str = "sluice-cni";
+/// The name as it stands in a configuration.
+pub(crate) const QUOTED: &str = "\"sluice-cni\"";
 
 /// How much the plugin logs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]

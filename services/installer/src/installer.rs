@@ -1,5 +1,6 @@
 //! One look at the node and what it leads to, over and over. Blocking: it runs apart from everything that must answer.
 
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use sluice_proto::pb::node::InstallerReport;
@@ -11,7 +12,7 @@ use crate::files;
 use crate::kubeconfig::Credentials;
 use crate::node::{BinDir, Kubeconfig, NetDir};
 use crate::observe::{self, BinDirs};
-use crate::plan::{Plan, Problem, Situation, Step, plan_install, plan_removal};
+use crate::plan::{Plan, Situation, Step, plan_install, plan_removal};
 use crate::throttle::Throttle;
 
 /// Looks in a row at most, until nothing is left to do.
@@ -66,10 +67,6 @@ pub(crate) struct Seen {
 
 impl Installer {
     pub(crate) fn new(flags: Flags, entry: Entry) -> Self {
-        let directories = flags.cni_bin_dir.iter().chain([&flags.cni_net_dir]);
-        for (path, error) in directories.flat_map(|directory| files::sweep(directory)) {
-            tracing::warn!(path = %path.display(), %error, "cannot remove what an earlier process left");
-        }
         Self {
             flags,
             entry,
@@ -79,6 +76,19 @@ impl Installer {
             failure: None,
             was_ready: false,
             repairs: 0,
+        }
+    }
+
+    /// Removes what a killed process left under temporary names.
+    pub(crate) fn sweep(&self) {
+        let kubeconfig = self.flags.kubeconfig();
+        let mut directories: Vec<&Path> = self.flags.cni_bin_dir.iter().map(PathBuf::as_path).collect();
+        directories.push(&self.flags.cni_net_dir);
+        directories.extend(kubeconfig.parent());
+        let nested = observe::directories_in(&self.flags.cni_net_dir);
+        directories.extend(nested.iter().map(PathBuf::as_path));
+        for (path, error) in directories.into_iter().flat_map(files::sweep) {
+            tracing::warn!(path = %path.display(), %error, "cannot remove what an earlier process left");
         }
     }
 
@@ -113,10 +123,7 @@ impl Installer {
             not_serving: wishes.not_serving.as_deref(),
             primary_gone: self.primary_gone.map_or(Duration::ZERO, |since| since.elapsed()),
         });
-        let gone = plan
-            .problems
-            .iter()
-            .any(|problem| matches!(problem, Problem::NoPrimary { .. } | Problem::NamedPrimary { .. }));
+        let gone = plan.primary_gone;
         self.primary_gone = gone.then(|| self.primary_gone.unwrap_or_else(Instant::now));
         plan
     }
@@ -240,6 +247,7 @@ impl Installer {
 
     /// Removes everything but the stand-in for the plugin. Goes on after failures and tells them all.
     pub(crate) fn remove(&mut self) -> Result<(), RemovalError> {
+        self.sweep();
         let mut failures = Vec::new();
         for _ in 0..LOOKS {
             failures.clear();

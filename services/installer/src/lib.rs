@@ -47,8 +47,7 @@ pub fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Uninstall { purge, options } => {
             privileges::drop_to(&[])?;
-            commands::warn_without_stand_in(&flags);
-            Installer::new(flags.clone(), flags.entry()?).remove()?;
+            commands::uninstall(&flags)?;
             if purge {
                 commands::purge(&flags, &options)?;
             }
@@ -85,6 +84,7 @@ fn run(flags: Flags) -> anyhow::Result<()> {
         "starting"
     );
     let installer = Installer::new(flags, entry);
+    installer.sweep();
     event_loop()?.block_on(async { Ok(service::run(installer, shutdown::signalled()?).await?) })
 }
 

@@ -73,14 +73,10 @@ impl File {
         self.content.as_deref().ok()
     }
 
-    /// Whether the text names our plugin at all, valid or not.
-    pub(crate) fn mentions(&self, plugin: &str) -> bool {
-        let quoted = format!("\"{plugin}\"");
-        self.bytes().is_some_and(|bytes| {
-            bytes
-                .windows(quoted.len())
-                .any(|window| window == quoted.as_bytes())
-        })
+    /// Whether the text, valid or not, has `part` in it.
+    pub(crate) fn mentions(&self, part: &str) -> bool {
+        self.bytes()
+            .is_some_and(|bytes| bytes.windows(part.len()).any(|window| window == part.as_bytes()))
     }
 }
 

@@ -47,6 +47,13 @@ pub(crate) fn net_dir(path: &Path) -> NetDir {
     net
 }
 
+/// Directories of drop-ins, as far as they are looked at.
+pub(crate) fn directories_in(path: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    let nested = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    nested.take(32).map(|entry| entry.path()).collect()
+}
+
 /// Whether some runtime, or we, would take a file of this name for a configuration.
 pub(crate) fn is_configuration(name: &str) -> bool {
     is_ours(name)

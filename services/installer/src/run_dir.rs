@@ -127,16 +127,22 @@ fn ensure(wanted: &Wanted) -> Result<OwnedFd, RunDirError> {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(errno) => return Err(fail("make", path)(errno)),
     }
-    let directory = open(&parent, name, path)?;
-    let found = rustix::fs::fstat(&directory).map_err(fail("look at", path))?;
+    // A directory that was given away already may not be ours to open, but to name.
+    let named = open(&parent, name, OFlags::PATH, path)?;
+    let found = rustix::fs::fstat(&named).map_err(fail("look at", path))?;
     if (found.st_uid, found.st_gid, found.st_mode & 0o7777) == (wanted.uid, wanted.gid, wanted.mode) {
-        return Ok(directory);
+        return Ok(named);
     }
     // Mode first, while owner and group are ours: without CAP_FOWNER and CAP_FSETID nobody else's directory can be
     // changed, and set-group-ID is kept only for a group that we are in. Giving a directory away keeps its mode.
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     if (found.st_uid, found.st_gid) != (uid.as_raw(), gid.as_raw()) {
-        own(&directory, uid, gid, path)?;
+        own(&named, uid, gid, path)?;
+    }
+    let directory = open(&parent, name, OFlags::RDONLY, path)?;
+    let opened = rustix::fs::fstat(&directory).map_err(fail("look at", path))?;
+    if (opened.st_dev, opened.st_ino) != (found.st_dev, found.st_ino) {
+        return Err(RunDirError::NotADirectory { path: path.clone() });
     }
     rustix::fs::fchmod(&directory, Mode::from_raw_mode(wanted.mode))
         .map_err(fail("set the mode of", path))?;
@@ -152,8 +158,8 @@ fn ensure(wanted: &Wanted) -> Result<OwnedFd, RunDirError> {
     Ok(directory)
 }
 
-fn open(parent: impl AsFd, name: &OsStr, path: &Path) -> Result<OwnedFd, RunDirError> {
-    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+fn open(parent: impl AsFd, name: &OsStr, how: OFlags, path: &Path) -> Result<OwnedFd, RunDirError> {
+    let flags = how | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat(parent, name, flags, Mode::empty()).map_err(|errno| match errno {
         Errno::LOOP | Errno::NOTDIR => RunDirError::NotADirectory {
             path: path.to_owned(),
@@ -163,7 +169,8 @@ fn open(parent: impl AsFd, name: &OsStr, path: &Path) -> Result<OwnedFd, RunDirE
 }
 
 fn own(directory: &OwnedFd, uid: Uid, gid: Gid, path: &Path) -> Result<(), RunDirError> {
-    rustix::fs::fchown(directory, Some(uid), Some(gid)).map_err(fail("give away", path))
+    rustix::fs::chownat(directory, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)
+        .map_err(fail("give away", path))
 }
 
 fn check_tmpfs(directory: &OwnedFd, path: &Path) -> Result<(), RunDirError> {
@@ -180,7 +187,7 @@ fn check_tmpfs(directory: &OwnedFd, path: &Path) -> Result<(), RunDirError> {
 /// Checks the directory that the installer itself uses: where the plugin's credentials and its log socket are.
 pub(crate) fn check(run: &RunDir, allow_disk: bool) -> Result<(), RunDirError> {
     let path = run.kubeconfig().parent().map(PathBuf::from).unwrap_or_default();
-    let directory = open(CWD, path.as_os_str(), &path)?;
+    let directory = open(CWD, path.as_os_str(), OFlags::PATH, &path)?;
     let found: Stat =
         rustix::fs::statat(&directory, "", AtFlags::EMPTY_PATH).map_err(fail("look at", &path))?;
     let ours = rustix::process::geteuid().as_raw();

@@ -17,6 +17,7 @@ use crate::health::{self, Health};
 use crate::installer::{Installer, RemovalError, Standing, Wishes};
 use crate::kubeconfig::Credentials;
 use crate::log_socket::{self, Dropped};
+use crate::observe;
 use crate::watch::{LOOK, Watch};
 
 /// Looks that follow changes are at least so far apart, so that a busy neighbour does not make us busy.
@@ -214,12 +215,7 @@ fn directories(installer: &Installer) -> Vec<PathBuf> {
     let flags = installer.flags();
     let mut directories = vec![flags.cni_net_dir.clone()];
     if flags.cni_net_dir.is_dir() {
-        let entries = std::fs::read_dir(&flags.cni_net_dir)
-            .into_iter()
-            .flatten()
-            .flatten();
-        let nested = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-        directories.extend(nested.take(32).map(|entry| entry.path()));
+        directories.extend(observe::directories_in(&flags.cni_net_dir));
     } else {
         directories.extend(flags.cni_net_dir.parent().map(PathBuf::from));
     }

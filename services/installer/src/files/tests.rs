@@ -1,1 +1,230 @@
+use std::os::unix::fs::symlink;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::*;
+
+const PRIVATE: FileMode = FileMode::Exactly(0o600);
+
+fn names(directory: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().mode() & 0o7777
+}
+
+#[test]
+fn a_file_is_replaced_by_another_one_with_the_mode_that_was_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.conflist");
+    fs::write(&path, "old").unwrap();
+    let old = fs::metadata(&path).unwrap().ino();
+    for wanted in [0o600, 0o640, 0o755] {
+        write(&path, b"new", FileMode::Exactly(wanted), None).unwrap();
+        assert_eq!(mode(&path), wanted);
+    }
+    assert_eq!(fs::read(&path).unwrap(), b"new");
+    assert_ne!(fs::metadata(&path).unwrap().ino(), old);
+    assert_eq!(names(directory.path()), ["a.conflist"]);
+}
+
+#[test]
+fn an_edited_file_keeps_mode_and_extended_attributes() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.conflist");
+    fs::write(&path, "old").unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o604)).unwrap();
+    let supported = rustix::fs::lsetxattr(&path, "user.origin", b"vendor", XattrFlags::empty());
+    write(&path, b"new", FileMode::Kept, Some(b"old")).unwrap();
+    assert_eq!(
+        (fs::read(&path).unwrap().as_slice(), mode(&path)),
+        (b"new".as_slice(), 0o604)
+    );
+    let mut value = [0; 64];
+    let kept = rustix::fs::lgetxattr(&path, "user.origin", value.as_mut_slice());
+    match supported {
+        Ok(()) => assert_eq!(&value[..kept.unwrap()], b"vendor"),
+        // A temporary directory on a file system without them has none to lose.
+        Err(errno) => assert_eq!(errno, Errno::NOTSUP),
+    }
+    assert_eq!(names(directory.path()), ["a.conflist"]);
+}
+
+#[test]
+fn a_change_by_somebody_else_is_not_lost() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.conflist");
+    fs::write(&path, "theirs").unwrap();
+    let error = write(&path, b"ours", FileMode::Kept, Some(b"old")).unwrap_err();
+    assert!(matches!(error, FileError::Changed { .. }), "{error}");
+    assert_eq!(fs::read(&path).unwrap(), b"theirs");
+    assert!(matches!(
+        delete(&path, Some(b"old")),
+        Err(FileError::Changed { .. })
+    ));
+    assert_eq!(names(directory.path()), ["a.conflist"]);
+    fs::remove_file(&path).unwrap();
+    assert!(write(&path, b"ours", PRIVATE, Some(b"old")).is_err());
+    assert!(names(directory.path()).is_empty());
+}
+
+#[test]
+fn of_two_who_change_a_file_neither_loses_a_change() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("counter");
+    fs::write(&path, "0").unwrap();
+    let add = |who: &str| {
+        let mut done = 0;
+        while done < 100 {
+            let before = read(&path).unwrap().0;
+            let count: u32 = str::from_utf8(&before)
+                .unwrap()
+                .split(' ')
+                .next()
+                .unwrap()
+                .parse()
+                .unwrap();
+            let after = format!("{} {who}", count + 1);
+            done += u32::from(write(&path, after.as_bytes(), FileMode::Kept, Some(&before)).is_ok());
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| add("one"));
+        scope.spawn(|| add("other"));
+    });
+    assert_eq!(names(directory.path()), ["counter"]);
+    let text = fs::read_to_string(&path).unwrap();
+    // One may have counted on from a change of the other that was taken back, never from before one that was made.
+    assert!(
+        text.split(' ').next().unwrap().parse::<u32>().unwrap() >= 200,
+        "{text}"
+    );
+}
+
+#[test]
+fn a_reader_never_sees_a_part() {
+    let directory = tempfile::tempdir().unwrap();
+    let (source, path) = (directory.path().join("source"), directory.path().join("plugin"));
+    let versions: Vec<Vec<u8>> = (0..2).map(|number| vec![number; 300_000]).collect();
+    fs::write(&path, &versions[0]).unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut seen = 0;
+            while !done.load(Ordering::Relaxed) {
+                let found = fs::read(&path).unwrap();
+                assert!(versions.contains(&found));
+                seen += 1;
+            }
+            seen
+        });
+        for number in 0..50 {
+            fs::write(&source, &versions[number % 2]).unwrap();
+            copy(&source, &path, 0o755).unwrap();
+        }
+        done.store(true, Ordering::Relaxed);
+        assert!(reader.join().unwrap() > 0);
+    });
+}
+
+#[test]
+fn a_running_program_can_be_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("sleep");
+    copy(Path::new("/bin/sleep"), &path, 0o755).unwrap();
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the test runs the program that is replaced"
+    )]
+    let mut running = std::process::Command::new(&path).arg("60").spawn().unwrap();
+    copy(Path::new("/bin/true"), &path, 0o755).unwrap();
+    assert!(same(Path::new("/bin/true"), &path).unwrap());
+    assert!(running.try_wait().unwrap().is_none());
+    running.kill().unwrap();
+    running.wait().unwrap();
+}
+
+#[test]
+fn a_failed_write_leaves_nothing_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    let taken = directory.path().join("taken");
+    fs::create_dir(&taken).unwrap();
+    fs::write(taken.join("in the way"), "").unwrap();
+    assert!(write(&taken, b"x", PRIVATE, None).is_err());
+    let error = write(&directory.path().join("no/such"), b"x", PRIVATE, None).unwrap_err();
+    assert!(
+        error.to_string().starts_with("cannot create a file to replace"),
+        "{error}"
+    );
+    assert_eq!(names(directory.path()), ["taken"]);
+}
+
+#[test]
+fn only_our_own_temporary_files_are_swept() {
+    let directory = tempfile::tempdir().unwrap();
+    for name in [
+        "sluice-cni.sluice-tmp.1",
+        "a.conflist.sluice-tmp.1234567890",
+        "a.conflist.tmp.1",
+        "x.sluice-tmp.",
+        "x.sluice-tmp.1a",
+        ".sluice-tmp.5",
+    ] {
+        fs::write(directory.path().join(name), "").unwrap();
+    }
+    assert!(sweep(directory.path()).is_empty());
+    assert_eq!(
+        names(directory.path()),
+        [
+            ".sluice-tmp.5",
+            "a.conflist.tmp.1",
+            "x.sluice-tmp.",
+            "x.sluice-tmp.1a"
+        ]
+    );
+}
+
+#[test]
+fn nothing_that_is_not_a_short_regular_file_is_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let pipe = directory.path().join("pipe.conf");
+    rustix::fs::mknodat(CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    assert!(
+        read(&pipe)
+            .unwrap_err()
+            .to_string()
+            .contains("not a regular file")
+    );
+    let long = directory.path().join("long.conf");
+    File::create(&long).unwrap().set_len(LONGEST + 1).unwrap();
+    assert!(read(&long).unwrap_err().to_string().contains("longer than"));
+    let link = directory.path().join("link.conf");
+    symlink(directory.path().join("absent"), &link).unwrap();
+    assert_eq!(read(&link).unwrap_err().kind(), io::ErrorKind::NotFound);
+}
+
+#[test]
+fn files_are_the_same_only_byte_for_byte() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str, bytes: &[u8]| {
+        let path = directory.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    };
+    let long = vec![7; 200_000];
+    let mut other = long.clone();
+    *other.last_mut().unwrap() = 8;
+    let (one, two, three, four) = (
+        path("1", &long),
+        path("2", &long),
+        path("3", &other),
+        path("4", &long[1..]),
+    );
+    assert!(same(&one, &two).unwrap());
+    assert!(!same(&one, &three).unwrap() && !same(&one, &four).unwrap() && !same(&four, &one).unwrap());
+}

@@ -1,9 +1,10 @@
 //! The way back.
 
-use super::{FileMode, Plan, Problem, Rest, Step, edit, is_ours};
-use crate::entry::PLUGIN;
+use super::{FileMode, Plan, Problem, Step};
+use crate::edit::{self, Rest};
+use crate::entry::{PLUGIN, QUOTED};
 use crate::network::{Single, text};
-use crate::node::{BinDir, Binary, File, Kubeconfig, NetDir};
+use crate::node::{BinDir, Binary, File, Kubeconfig, NetDir, is_ours};
 
 /// Plans a removal: our entry out of every file that has it, whoever put it there; then the credentials; then the
 /// plugin, but only if no file names it any more, because a chain with a missing plugin can neither start nor end a pod.
@@ -48,7 +49,7 @@ impl Plan {
             self.steps.push(Step::Delete { name, expect });
             return;
         }
-        if !file.mentions(PLUGIN) {
+        if !file.mentions(QUOTED) {
             return;
         }
         let cleaned = file

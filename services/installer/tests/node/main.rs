@@ -5,5 +5,13 @@
     reason = "a step that fails fails the test"
 )]
 
+mod adversity;
+mod commands;
+mod follow;
 mod lifecycle;
+mod logs;
+mod prepare;
+mod privileges;
 mod support;
+mod take_over;
+mod wars;

@@ -251,21 +251,39 @@ impl Node {
     }
 
     pub(crate) fn start(&self) -> Installer {
+        self.spawn(self.command("run"))
+    }
+
+    fn spawn(&self, mut command: Command) -> Installer {
         let log = fs::File::options()
             .append(true)
             .create(true)
             .open(self.log())
             .unwrap();
-        let child = self
-            .command("run")
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .unwrap();
+        let child = command.stdout(Stdio::null()).stderr(log).spawn().unwrap();
         Installer {
             child,
             log: self.log(),
         }
+    }
+
+    /// Starts it through a program that changes what it may do and then executes it.
+    #[expect(clippy::disallowed_methods, reason = "the test runs the command")]
+    pub(crate) fn through(&self, program: &str, args: &[&str], command: &str) -> Command {
+        let inner = self.command(command);
+        let mut outer = Command::new(program);
+        outer.args(args).arg(inner.get_program()).args(inner.get_args());
+        outer
+    }
+
+    /// Starts it in a user namespace whose own limit of inotify instances is 0.
+    pub(crate) fn start_without_inotify(&self) -> Installer {
+        let script = "echo 0 >/proc/sys/user/max_inotify_instances && exec \"$0\" \"$@\"";
+        self.spawn(self.through(
+            "unshare",
+            &["--user", "--map-root-user", "sh", "-c", script],
+            "run",
+        ))
     }
 
     /// Starts it and waits until everything is in place.
@@ -402,10 +420,6 @@ impl Installer {
             || self.child.try_wait().unwrap(),
         )
     }
-
-    pub(crate) fn is_running(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_none()
-    }
 }
 
 impl Drop for Installer {
@@ -413,4 +427,93 @@ impl Drop for Installer {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// A runtime that looks at its configuration every millisecond.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    stop: Arc<std::sync::atomic::AtomicBool>,
+    thread: Option<std::thread::JoinHandle<Seen>>,
+}
+
+/// What it saw.
+#[derive(Debug, Default)]
+struct Seen {
+    looks: u64,
+    without_ours: u64,
+    two_meshes: u64,
+    invalid: Vec<String>,
+}
+
+impl Reader {
+    pub(crate) fn start(net: &Path) -> Self {
+        let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let (net, stopped) = (net.to_owned(), stop.clone());
+        let thread = std::thread::spawn(move || {
+            let mut seen = Seen::default();
+            while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
+                seen.looks += 1;
+                match look(&net) {
+                    Ok(list) => {
+                        let has = |wanted| kinds(&list).iter().any(|kind| kind == wanted);
+                        seen.without_ours += u64::from(!has("sluice-cni"));
+                        seen.two_meshes += u64::from(has("sluice-cni") && has("istio-cni"));
+                    }
+                    Err(error) => seen.invalid.push(error),
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            seen
+        });
+        Self {
+            stop,
+            thread: Some(thread),
+        }
+    }
+
+    fn seen(mut self) -> Seen {
+        self.stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        let seen = self.thread.take().unwrap().join().unwrap();
+        assert!(seen.looks > 0);
+        assert!(
+            seen.invalid.is_empty(),
+            "{} of {} looks: {}",
+            seen.invalid.len(),
+            seen.looks,
+            seen.invalid[0]
+        );
+        seen
+    }
+
+    pub(crate) fn assert_always_valid(self) {
+        let seen = self.seen();
+        assert_eq!(seen.two_meshes, 0, "of {} looks", seen.looks);
+    }
+
+    pub(crate) fn assert_always_ours(self) {
+        let seen = self.seen();
+        assert_eq!(seen.without_ours, 0, "of {} looks", seen.looks);
+    }
+}
+
+/// A name that is gone when it is opened was replaced between the two; a runtime looks again because it is told.
+fn look(net: &Path) -> Result<Value, String> {
+    let mut last = String::new();
+    for _ in 0..3 {
+        match effective(net) {
+            Ok((_, list)) => return Ok(list),
+            Err(error) if error.contains("No such file") => last = error,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(last)
+}
+
+/// Processor time that a process has used (proc(5), fields 14 and 15 of stat).
+pub(crate) fn cpu_time(pid: u32) -> Duration {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+    let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
+    let per_second = rustix::param::clock_ticks_per_second();
+    Duration::from_millis(ticks * 1000 / per_second)
 }
