@@ -7,7 +7,7 @@ RECIPE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # cgroup name derives from it.
 I=${INSTANCE:-0}
 case $I in [0-9]) ;; *) echo "INSTANCE must be a digit: $I" >&2; exit 1 ;; esac
-W=${SLUICE_CLUSTER_DIR:-/tmp/sluice-cluster-$I}   # all state; short, since unix socket paths end at 107 bytes
+W=${SLUICE_CLUSTER_ROOT:-/tmp}/sluice-cluster-$I  # all state; short, since unix socket paths end at 107 bytes
 CLUSTER=sluice$I                                  # names the bridge, veths and cgroups; at most 8 letters
 NODE=node1
 KUBECONFIG=$W/admin.kubeconfig
@@ -48,7 +48,7 @@ for v in RECIPE BIN W; do # they end up in mount options, YAML, TOML and sed
   case ${!v} in *[!A-Za-z0-9/_.-]*) echo "$v may have letters, digits and /_.- only: ${!v}" >&2; exit 1 ;; esac
 done
 # The node has overlays over these: the state itself may not lie under one of them.
-case $W in /etc/* | /opt/* | /var/* | /run/*) echo "SLUICE_CLUSTER_DIR may not be under /etc, /opt, /var or /run: $W" >&2; exit 1 ;; esac
+case $W in /etc/* | /opt/* | /var/* | /run/*) echo "SLUICE_CLUSTER_ROOT may not be under /etc, /opt, /var or /run: $W" >&2; exit 1 ;; esac
 
 log() { printf '%s %s\n' "$(date +%T.%3N)" "$*" >&2; }
 die() { log "FATAL: $*"; exit 1; }

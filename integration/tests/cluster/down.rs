@@ -54,7 +54,7 @@ fn each_container_that_hangs_lets_no_mesh_pod_start_unprotected() -> anyhow::Res
     on_cluster(|cluster| {
         let sluice = Sluice::ensure(cluster)?;
         let mesh = Namespace::create(cluster, "hangs", Mesh::In)?;
-        for container in ["executor", "broker"] {
+        for container in ["netns-executor", "ambient-broker"] {
             let process = sluice.container_pid(container)?;
             cluster.node(&["kill", "-STOP", &process])?;
             let started = Instant::now();

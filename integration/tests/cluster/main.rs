@@ -20,6 +20,7 @@ mod down;
 mod drift;
 mod enrol;
 mod label;
+mod primaries;
 mod refusal;
 mod speed;
 mod uninstall;

@@ -15,7 +15,7 @@ pub(crate) const NAMESPACE: &str = "sluice-system";
 const RELEASE: &str = "sluice";
 pub(crate) const DAEMON_SET: &str = "sluice-node";
 /// Containers of the agent pod, in the default profile.
-pub(crate) const CONTAINERS: [&str; 4] = ["executor", "opener", "broker", "installer"];
+pub(crate) const CONTAINERS: [&str; 4] = ["netns-executor", "netns-opener", "ambient-broker", "installer"];
 
 /// The installed release with its proxy.
 pub(crate) struct Sluice<'a> {
@@ -35,6 +35,7 @@ impl<'a> Sluice<'a> {
         let ztunnel = Ztunnel::ensure(cluster)?;
         let sluice = Self { cluster, ztunnel };
         sluice.upgrade(values)?;
+        sluice.return_agent()?;
         sluice.wait_ready()?;
         Ok(sluice)
     }
@@ -87,13 +88,18 @@ impl<'a> Sluice<'a> {
         self.ztunnel.wait_ready()
     }
 
-    /// Whether the first network configuration of the node, by name, has our entry: that is the one in use.
-    pub(crate) fn chained(&self) -> anyhow::Result<bool> {
+    /// The network configuration in use: the first file by name, as the runtime takes it.
+    pub(crate) fn chain(&self) -> anyhow::Result<Value> {
         let first = self
             .cluster
             .node_sh("cat \"$(ls -d /etc/cni/net.d/*.conflist | head -n 1)\"")?;
-        let conflist: Value = serde_json::from_str(&first).context("the network configuration in use")?;
-        let plugins = conflist["plugins"].as_array().context("a list without plugins")?;
+        serde_json::from_str(&first).context("the network configuration in use")
+    }
+
+    /// Whether our entry is in the network configuration in use.
+    pub(crate) fn chained(&self) -> anyhow::Result<bool> {
+        let chain = self.chain()?;
+        let plugins = chain["plugins"].as_array().context("a list without plugins")?;
         Ok(plugins.iter().any(|plugin| plugin["type"] == "sluice-cni"))
     }
 
