@@ -300,7 +300,7 @@ impl Flags {
     }
 }
 
-fn read_selection(path: &Path) -> Result<SelectionConfig, ConfigError> {
+pub(crate) fn read_selection(path: &Path) -> Result<SelectionConfig, ConfigError> {
     let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
         path: path.to_owned(),
         source,

@@ -11,6 +11,7 @@ use crate::entry::{Entry, PLUGIN};
 use crate::files;
 use crate::kubeconfig::Credentials;
 use crate::node::{BinDir, Kubeconfig, NetDir};
+use crate::notes;
 use crate::observe::{self, BinDirs};
 use crate::plan::{Plan, Situation, Step, plan_install, plan_removal};
 use crate::throttle::Throttle;
@@ -222,9 +223,17 @@ impl Installer {
                 primary_file: host(plan.primary).unwrap_or_default(),
                 repairs: self.repairs,
             },
-            notes: plan.notes,
+            notes: self.notes(plan.notes),
             again: waiting.or(grace).or((!ready).then_some(Duration::from_secs(1))),
         }
+    }
+
+    fn notes(&self, mut notes: Vec<String>) -> Vec<String> {
+        if let (Some(path), Some(in_force)) = (&self.flags.selection, &self.entry.selection) {
+            notes.extend(notes::pending_restart(path, in_force));
+        }
+        notes.extend(notes::unprotected(&self.flags.run()));
+        notes
     }
 
     fn conflict(&self, plan: &Plan) -> String {

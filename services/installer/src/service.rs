@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::broker::{self, View};
 use crate::health::{self, Health};
 use crate::installer::{Installer, RemovalError, Standing, Wishes};
+use crate::istio_log;
 use crate::kubeconfig::Credentials;
 use crate::log_socket::{self, Dropped};
 use crate::observe;
@@ -49,6 +50,16 @@ pub(crate) async fn run(installer: Installer, stop: CancellationToken) -> Result
     let dropped = Dropped::default();
     tokio::spawn(health::serve(&run, health)?);
     tokio::spawn(log_socket::serve(&run.plugin_log_socket(), dropped.clone())?);
+    if let Some(directory) = &flags.istio_run_dir {
+        match istio_log::serve(directory) {
+            Ok(endpoint) => drop(tokio::spawn(endpoint)),
+            // Logs of another agent's plugin are not worth a node without ours.
+            Err(error) => {
+                let error = sluice_runtime::telemetry::chain(&error);
+                tracing::warn!(error, "no log endpoint for a plugin of istio-cni");
+            }
+        }
+    }
     tokio::spawn(broker::follow(run.node_socket(), view_sender, report));
     let wake = Arc::new(Notify::new());
     let mut node = Node {

@@ -320,3 +320,24 @@ fn without_inotify_changes_are_found_by_looking() {
     });
     assert!(before.elapsed() < Duration::from_secs(3));
 }
+
+#[test]
+fn a_changed_selection_waits_for_a_restart_and_says_so() {
+    let node = Node::new();
+    let selection = node.root().join("selection.yaml");
+    fs::write(&selection, "excludedNamespaces: [kube-system]\n").unwrap();
+    let node = node.args(&["--selection", selection.to_str().unwrap()]);
+    let _broker = node.broker();
+    let mut installer = node.start_ready();
+    let before = node.read(OWNED).unwrap();
+    assert!(before.contains("kube-system"));
+    fs::write(&selection, "excludedNamespaces: [other]\n").unwrap();
+    wait_for("a note", Duration::from_secs(4), || {
+        node.log_text().contains("has another excludedNamespaces since the start").then_some(())
+    });
+    assert_eq!(node.health(), "ready");
+    assert_eq!(node.read(OWNED).unwrap(), before);
+    installer.kill();
+    let _installer = node.start();
+    wait_for("the new selection", SOON, || node.read(OWNED).filter(|text| text.contains("\"other\"")));
+}

@@ -75,3 +75,32 @@ fn a_flood_makes_neither_the_plugin_wait_nor_the_installer_deaf() {
     std::fs::remove_file(node.net.join(crate::support::OWNED)).unwrap();
     wait_for("our file", SOON, || node.read(crate::support::OWNED));
 }
+
+#[test]
+fn a_plugin_of_the_other_agent_finds_its_log_endpoint() {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    let node = Node::new();
+    let directory = node.root().join("istio-cni");
+    std::fs::create_dir(&directory).unwrap();
+    let node = node.args(&["--istio-run-dir", directory.to_str().unwrap()]);
+    let _broker = node.broker();
+    let _installer = node.start_ready();
+    let post = |path: &str, body: &str| {
+        let mut stream = UnixStream::connect(directory.join("log.sock")).unwrap();
+        let length = body.len();
+        let head = format!("POST {path} HTTP/1.1\r\nHost: unix\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
+        stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let body = r#"["{\"level\":\"info\",\"time\":\"2026-01-02T03:04:05.000006Z\",\"msg\":\"added\"}"]"#;
+    for (path, body) in [("/log", body), ("/log", "garbage"), ("/other", body)] {
+        assert!(post(path, body).starts_with("HTTP/1.1 200 OK\r\n"));
+    }
+    let found: Vec<Value> = lines(&node).into_iter().filter(|line| line["target"] == "istio-cni").collect();
+    assert_eq!(found.len(), 1);
+    assert_eq!((&found[0]["message"], &found[0]["time"]), (&"added".into(), &"2026-01-02T03:04:05.000006Z".into()));
+}
