@@ -64,7 +64,7 @@
   "--bin-dir-check" $cni.binDirCheck
   "--static-pods" $cni.staticPods
   "--plugin-log-level" $cni.pluginLogLevel
-  "--shutdown-seconds" (min 20 (sub .Values.terminationGracePeriodSeconds 5) | toString) -}}
+  "--shutdown-seconds" (include "sluice.lastSeconds" .) -}}
 {{- with $cni.ownedFileName -}}{{- $args = concat $args (list "--owned-name" .) -}}{{- end -}}
 {{- with $cni.primaryFileName -}}{{- $args = concat $args (list "--primary" .) -}}{{- end -}}
 {{- if $cni.groupRead -}}{{- $args = append $args "--group-read" -}}{{- end -}}

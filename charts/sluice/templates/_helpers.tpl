@@ -131,6 +131,11 @@ helm.sh/hook: pre-delete
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
 
+{{/* How long one container may wait for another at the end, so that its own end fits into what the kubelet allows. */}}
+{{- define "sluice.lastSeconds" -}}
+{{- min 20 (sub .Values.terminationGracePeriodSeconds 5) -}}
+{{- end -}}
+
 {{/* As the kubelet would mount it, but only where it is asked for. */}}
 {{- define "sluice.tokenVolume" -}}
 - name: api-token

@@ -19,11 +19,40 @@ fn broker_of(node: &str) -> NamedTempFile {
     let user = &mut config["users"][0]["user"];
     // As the API server sees a token of that account that is bound to a pod.
     user["as"] = json!(format!("system:serviceaccount:{NAMESPACE}:sluice-node"));
-    user["as-groups"] = json!(["system:serviceaccounts", "system:authenticated"]);
+    user["as-groups"] = json!(["system:serviceaccounts", "system:authenticated", Reader::NAME]);
     user["as-user-extra"] = json!({"authentication.kubernetes.io/node-name": [node]});
     let mut file = NamedTempFile::new().unwrap();
     file.write_all(config.to_string().as_bytes()).unwrap();
     file
+}
+
+/// Lets a group read what it patches: `kubectl patch` does so first, the broker does not. Gone with this value.
+struct Reader;
+
+impl Reader {
+    const NAME: &str = "sluice-test-reader";
+
+    fn new() -> Self {
+        kubectl(&[
+            "create",
+            "clusterrole",
+            Self::NAME,
+            "--verb=get",
+            "--resource=pods/status",
+        ]);
+        let (role, group) = (
+            format!("--clusterrole={}", Self::NAME),
+            format!("--group={}", Self::NAME),
+        );
+        kubectl(&["create", "clusterrolebinding", Self::NAME, &role, &group]);
+        Self
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        kubectl(&["delete", "clusterrole,clusterrolebinding", Self::NAME]);
+    }
 }
 
 fn node() -> String {
@@ -66,6 +95,7 @@ impl Drop for Pod {
 #[test]
 fn the_broker_writes_its_annotation_on_pods_of_its_node_and_nothing_else() {
     installed();
+    let _reader = Reader::new();
     let node = node();
     let file = broker_of(&node);
     let broker = file.path().to_str().unwrap();
