@@ -43,7 +43,7 @@ pub(super) fn one_by_one(report: &mut Report, rig: &mut Rig) -> anyhow::Result<(
     report.against("ADD of a mesh pod, p50", add.median(), nft_floor, 0.75, "ms");
     report.inform("ADD of a mesh pod, p99", add.percentile(0.99), "ms");
     report.against(
-        "ADD of a non-mesh pod, asked, p50",
+        "ADD of a non-mesh pod, through the agent, p50",
         add_outside.median(),
         empty_floor,
         2.5,

@@ -1,10 +1,12 @@
 //! The floors: what cannot be beaten, measured beside what is compared with it.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use nix::sys::socket::{Shutdown, shutdown};
 use sluice_proto::transport::descriptors;
 use sluice_testkit::cni::{Execution, start_plugin, start_program};
 use sluice_testkit::netns::{Netns, Place};
@@ -18,6 +20,8 @@ pub(super) const EMPTY: &str = "empty program";
 pub(super) const NFT: &str = "nft -f -";
 /// Name of the floor: a bare pair of sockets.
 pub(super) const PAIR: &str = "bare pair";
+/// Name of the floor: a single message over it.
+pub(super) const ONE: &str = "bare pair, once";
 
 /// Executes the empty program.
 pub(super) fn empty(place: &Place) -> anyhow::Result<Duration> {
@@ -59,27 +63,46 @@ pub(super) fn nft(netns: &Netns, rules: &str) -> anyhow::Result<Execution> {
     Ok(execution)
 }
 
-/// `rounds` messages with a descriptor over a bare pair, each after the acknowledgement of the one before; the mean.
-pub(super) fn bare_pair(netns: &Netns, rounds: u32) -> anyhow::Result<Duration> {
-    let (ours, theirs) = peer::pair()?;
-    let other = std::thread::spawn(move || -> anyhow::Result<()> {
-        let ack = peer::ack();
-        for _ in 0..rounds {
-            drop(descriptors::receive(&theirs, 1024, 1)?);
-            descriptors::send(&theirs, &ack, &[])?;
-        }
-        Ok(())
-    });
-    // About as long as an Add.
-    let message = [0x0a; 90];
-    let began = Instant::now();
-    for _ in 0..rounds {
-        descriptors::send(&ours, &message, &[netns.as_fd()])?;
-        descriptors::receive(&ours, 1024, 0)?;
+/// A bare pair of sockets, whose other end acknowledges every message.
+#[derive(Debug)]
+pub(super) struct BarePair {
+    ours: OwnedFd,
+    other: Option<JoinHandle<()>>,
+}
+
+impl BarePair {
+    pub(super) fn start() -> anyhow::Result<Self> {
+        let (ours, theirs) = peer::pair()?;
+        let other = std::thread::spawn(move || {
+            let ack = peer::ack();
+            while descriptors::receive(&theirs, 1024, 1).is_ok_and(|received| !received.bytes.is_empty()) {
+                if descriptors::send(&theirs, &ack, &[]).is_err() {
+                    return;
+                }
+            }
+        });
+        let other = Some(other);
+        Ok(Self { ours, other })
     }
-    let took = began.elapsed();
-    other
-        .join()
-        .map_err(|_| anyhow::anyhow!("the other end panicked"))??;
-    Ok(took / rounds)
+
+    /// `rounds` messages with a descriptor, each after the acknowledgement of the one before; the mean.
+    pub(super) fn pass(&self, netns: &Netns, rounds: u32) -> anyhow::Result<Duration> {
+        // About as long as an Add.
+        let message = [0x0a; 90];
+        let began = Instant::now();
+        for _ in 0..rounds {
+            descriptors::send(&self.ours, &message, &[netns.as_fd()])?;
+            descriptors::receive(&self.ours, 1024, 0)?;
+        }
+        Ok(began.elapsed() / rounds)
+    }
+}
+
+impl Drop for BarePair {
+    fn drop(&mut self) {
+        let _ = shutdown(self.ours.as_raw_fd(), Shutdown::Both);
+        if let Some(other) = self.other.take() {
+            let _ = other.join();
+        }
+    }
 }

@@ -4,7 +4,7 @@
 //! Each pod is level-triggered: after every event that concerns it, what is known is compared with what should be
 //! and whatever may start now is started (`advance`), so a lost or repeated event cannot leave a pod half-way.
 //!
-//! Order of enrolment: rules, ztunnel, probe set, status. Each failure takes the earlier steps back, except for a
+//! Order of enrolment: rules and ztunnel, probe set, status. Each failure takes the earlier steps back, except for a
 //! pod that has served in the mesh: its rules stay, because taking them away would let its traffic out in plain text.
 
 mod add;

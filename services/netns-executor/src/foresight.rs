@@ -72,6 +72,12 @@ impl Foresight {
         Ok(())
     }
 
+    /// How many pods pass.
+    #[expect(clippy::len_without_is_empty, reason = "a figure for people")]
+    pub fn len(&self) -> usize {
+        self.lock().as_ref().map_or(0, |session| session.passing.len())
+    }
+
     /// A sandbox of the pod begins: whether it passes. The decision is used up.
     pub fn take(&self, pod: &PodUid) -> bool {
         self.lock()

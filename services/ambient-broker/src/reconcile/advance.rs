@@ -81,16 +81,18 @@ impl World {
         }
     }
 
-    /// Of a pod that is being added: rules, then ztunnel, then the probe set. Returns true once the newest ready
-    /// connection has acknowledged.
+    /// Of a pod that is being added: rules and ztunnel at the same time, since nothing runs in it yet; then the probe
+    /// set. Returns true once the rules are there and the newest ready connection has acknowledged.
     pub(super) fn pipeline(&mut self, pod: &mut Pod, options: &AmbientOptions) -> bool {
         let desired = Desired::Ambient(options.clone());
         self.offer_back(pod);
         self.program(pod, &desired);
-        pod.current
+        let taken = self.hand_over(pod);
+        let right = pod
+            .current
             .as_ref()
-            .is_some_and(|current| current.rules == desired)
-            && self.hand_over(pod)
+            .is_some_and(|current| current.rules == desired);
+        taken && right
     }
 
     /// Of a pod that runs: ztunnel first, so that no connection is redirected to where nobody listens yet. Meanwhile

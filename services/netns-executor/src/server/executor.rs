@@ -327,6 +327,7 @@ impl NetnsExecutor for Executor {
             host_differences: probes.differences,
             probe_set: probes.addresses,
             broker_connected: self.node.hub.is_watched(),
+            foreseen: count(self.node.hub.foresight.len()),
             ..NodeStatusResponse::default()
         };
         self.node.metrics.report(&mut status);

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_mesh_pod_gets_rules_and_descriptor_at_once_then_ztunnel_then_the_verdict() {
+fn a_mesh_pod_gets_rules_while_ztunnel_is_told_and_then_the_verdict() {
     let mut bench = Bench::new();
     bench.proxy(C1, &[]);
     bench.apply(pod(1, true));
@@ -16,15 +16,12 @@ fn a_mesh_pod_gets_rules_and_descriptor_at_once_then_ztunnel_then_the_verdict() 
         [Effect::FetchDescriptor { .. }, Effect::Program { .. }]
     ));
     bench.fetched(&sandbox);
-    assert!(
-        bench.take().is_empty(),
-        "nothing goes to ztunnel before the rules are there"
-    );
-    bench.programmed(&sandbox, ambient());
     let effects = bench.take();
     let epoch = offered(&effects);
     assert!(matches!(&effects[0], Effect::ZdsOffer { to: Some(C1), .. }));
     bench.acked(1, C1, epoch);
+    assert!(bench.take().is_empty(), "no verdict before the rules are there");
+    bench.programmed(&sandbox, ambient());
     assert_eq!(verdicts(&bench.take()), [Verdict::Ambient]);
     assert_eq!(bench.report(1).standing, Standing::Pending);
     bench.completed(&sandbox, Ok(()));
@@ -37,6 +34,34 @@ fn a_mesh_pod_gets_rules_and_descriptor_at_once_then_ztunnel_then_the_verdict() 
     assert_eq!(report.standing, Standing::Enrolled);
     assert_eq!(report.acked, Some((C1, 5)));
     assert_eq!(report.rules_version, "0123456789ab");
+}
+
+#[test]
+fn a_pod_whose_rules_fail_is_taken_back_from_ztunnel_before_the_runtime_hears() {
+    let mut bench = Bench::new();
+    bench.proxy(C1, &[]);
+    bench.apply(pod(1, true));
+    let sandbox = sandbox(1, 1, true);
+    bench.tell(Event::SandboxPending(Box::new(sandbox.clone())));
+    bench.fetched(&sandbox);
+    let epoch = offered(&bench.take());
+    bench.acked(1, C1, epoch);
+    bench.tell(Event::Programmed {
+        id: sandbox.id.clone(),
+        pod: sandbox.pod.uid.clone(),
+        desired: ambient(),
+        result: Err(Refused::Failed(failure(ErrorCode::Rules))),
+    });
+    let effects = bench.take();
+    assert!(
+        effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::ZdsWithdraw { .. })),
+        "{effects:?}"
+    );
+    assert!(verdicts(&effects).is_empty(), "refused while ztunnel has it");
+    bench.withdrawn(epoch);
+    assert_eq!(refusal(&bench.take()).code, ErrorCode::Rules);
 }
 
 #[test]
