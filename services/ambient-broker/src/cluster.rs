@@ -4,6 +4,7 @@
 //! Decides nothing about the mesh and needs no privilege but its ServiceAccount's roles. What it asks for is exactly
 //! what the chart's roles allow; `tests/cluster_api.rs` derives them from its requests.
 
+mod access;
 mod annotation;
 mod book;
 mod client;
@@ -22,7 +23,7 @@ mod troubles;
 mod watch;
 mod wire;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use futures_util::future::BoxFuture;
@@ -32,7 +33,8 @@ use sluice_selection::OwnPods;
 use tokio::sync::watch as state;
 use tokio::task::JoinSet;
 
-pub use client::{Access, ConnectError, SERVICE_ACCOUNT, Timing};
+pub use access::{Access, ConnectError, SERVICE_ACCOUNT};
+pub use client::Timing;
 pub use failure::{ApiError, Kind};
 pub use retire::{RetireError, Retired, retire};
 
@@ -44,6 +46,7 @@ use client::Api;
 use credentials::Credentials;
 use daemon_set::{Known, Own};
 use events::Recorder;
+use mirror::Found;
 use wire::WirePod;
 
 /// Who we are in the cluster.
@@ -70,6 +73,7 @@ pub struct Kubernetes {
     settings: Arc<Settings>,
     book: Book,
     recorder: Recorder,
+    found: Arc<Mutex<Vec<Found>>>,
     own: Own,
     known: state::Receiver<Known>,
     credentials: state::Receiver<Option<Credentials>>,
@@ -110,6 +114,7 @@ impl Kubernetes {
             settings: Arc::new(settings),
             book,
             recorder,
+            found: Arc::default(),
             own,
             known,
             credentials,

@@ -13,6 +13,7 @@ pub mod metrics;
 pub mod reconcile;
 pub mod registry;
 pub mod service;
+mod serving;
 pub mod source;
 pub mod status;
 pub mod workload;

@@ -8,27 +8,26 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use sluice_proto::paths::RunDir;
-use sluice_proto::pb::workload::pod_netns_server::PodNetnsServer;
 use sluice_proto::transport::seqpacket::SeqpacketListener;
 use sluice_proto::transport::uds::{BindError, PeerPolicy, bind_stream};
 use sluice_selection::SelectionConfig;
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tonic::transport::server::Server;
 
 use crate::compat::Compatibility;
-use crate::door::{Door, doors};
+use crate::door::doors;
 use crate::driver::{Beat, Driver, Parts, Query};
 use crate::executor::Executor;
 use crate::handoff;
 use crate::health::Health;
-use crate::http::{Handler, Monitoring, serve_connection};
+use crate::http::Monitoring;
 use crate::lifecycle::{Node, NodeFacts};
 use crate::metrics::Metrics;
 use crate::reconcile::{Event, Settings};
 use crate::registry::Registry;
+use crate::serving::{serve_node, serve_tcp, serve_unix, serve_workloads};
 use crate::source::{PodSource, SourceEvent};
 use crate::status::StatusWriter;
 use crate::workload::{Problems, Workloads};
@@ -261,105 +260,6 @@ async fn bind(config: &Config, zds: &Zds) -> Result<Listeners, StartError> {
             None => None,
             Some(_) => Some(bind_stream(&run.node_socket(), 0o660, None)?),
         },
-    })
-}
-
-fn serve_unix<H: Handler>(
-    listener: UnixListener,
-    door: Door,
-    handler: H,
-    tasks: &TaskTracker,
-    stop: &CancellationToken,
-) {
-    let (connections, stop) = (tasks.clone(), stop.clone());
-    tasks.spawn(async move {
-        while let Some(stream) = accept(&listener, &door, &stop).await {
-            serve_connection(stream, handler.clone(), &connections, &stop);
-        }
-    });
-}
-
-fn serve_tcp<H: Handler>(listener: TcpListener, handler: H, tasks: &TaskTracker, stop: &CancellationToken) {
-    let (connections, stop) = (tasks.clone(), stop.clone());
-    tasks.spawn(async move {
-        loop {
-            let accepted = tokio::select! {
-                () = stop.cancelled() => return,
-                accepted = listener.accept() => accepted,
-            };
-            match accepted {
-                Ok((stream, _)) => serve_connection(stream, handler.clone(), &connections, &stop),
-                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
-            }
-        }
-    });
-}
-
-/// The next connection that may be served; `None`: asked to stop.
-async fn accept(listener: &UnixListener, door: &Door, stop: &CancellationToken) -> Option<UnixStream> {
-    loop {
-        let accepted = tokio::select! {
-            () = stop.cancelled() => return None,
-            accepted = listener.accept() => accepted,
-        };
-        match accepted {
-            Ok((stream, _)) if door.admits(&stream) => return Some(stream),
-            Ok(_) => {}
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
-    }
-}
-
-fn serve_workloads(
-    listener: UnixListener,
-    door: Door,
-    workloads: Workloads,
-    tasks: &TaskTracker,
-    stop: &CancellationToken,
-) {
-    let stop = stop.clone();
-    tasks.spawn(async move {
-        let served = Server::builder()
-            .add_service(PodNetnsServer::new(workloads))
-            .serve_with_incoming(incoming(listener, door, stop.clone()));
-        tokio::select! {
-            served = served => {
-                if let Err(error) = served {
-                    tracing::error!(%error, "workload server ended");
-                }
-            }
-            // Subscriptions never end by themselves.
-            () = stop.cancelled() => {}
-        }
-    });
-}
-
-/// Serves the installer, until it has been told the last word.
-fn serve_node(listener: UnixListener, door: Door, node: Node, tasks: &TaskTracker, stop: &CancellationToken) {
-    tasks.spawn(node.clone().conclude(stop.clone()));
-    let stop = stop.clone();
-    tasks.spawn(async move {
-        let server = Server::builder().add_service(node.server());
-        // When no more connections come, those that are there are served to the end of their streams.
-        let incoming = incoming(listener, door, stop);
-        let served = server.serve_with_incoming_shutdown(incoming, std::future::pending());
-        if let Err(error) = served.await {
-            tracing::error!(%error, "node server ended");
-        }
-    });
-}
-
-fn incoming(
-    listener: UnixListener,
-    door: Door,
-    stop: CancellationToken,
-) -> impl futures_util::Stream<Item = std::io::Result<UnixStream>> {
-    futures_util::stream::unfold((listener, door, stop), |state| async move {
-        let stream = accept(&state.0, &state.1, &state.2).await?;
-        Some((Ok(stream), state))
     })
 }
 

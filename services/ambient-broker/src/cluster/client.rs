@@ -1,9 +1,9 @@
-//! The connection to the API server: from the pod's own ServiceAccount, or from a kubeconfig file.
+//! The connection to the API server.
 //!
 //! HTTP/1.1, one connection a watch and a few kept for everything else. A peer that vanished is noticed by TCP
 //! (keepalive, and `TCP_USER_TIMEOUT` for what was sent), one that is there but silent by deadlines.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,32 +11,13 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use kube::Client;
 use kube::client::{Body, ConfigExt};
-use kube::config::{AuthInfo, Config, KubeConfigOptions, Kubeconfig};
 use serde::de::DeserializeOwned;
 use tower::{BoxError, Layer, ServiceExt};
 
+use super::access::{Access, ConnectError, encode, in_cluster, kubeconfig, server};
 use super::failure::ApiError;
 use super::guard::{Gate, Guard};
 use super::troubles::Troubles;
-
-/// Where the kubelet puts a pod's ServiceAccount.
-pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-
-/// How the API server is found and asked.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Access {
-    /// As a pod: `KUBERNETES_SERVICE_HOST` and `KUBERNETES_SERVICE_PORT`, with `token` and `ca.crt` in a directory.
-    InCluster {
-        /// The address, an IP address as a rule.
-        host: String,
-        /// The port.
-        port: u16,
-        /// The directory.
-        secrets: PathBuf,
-    },
-    /// The current context of a kubeconfig file.
-    Kubeconfig(PathBuf),
-}
 
 /// How long things may take.
 #[derive(Debug, Clone)]
@@ -72,50 +53,6 @@ impl Default for Timing {
             last_look: Duration::from_millis(1500),
         }
     }
-}
-
-/// The API server cannot be asked at all: something that was configured is wrong.
-#[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
-    /// The kubeconfig file.
-    #[error("cannot use kubeconfig {}", path.display())]
-    Kubeconfig {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: kube::config::KubeconfigError,
-    },
-    /// A way to log in that needs a program.
-    #[error("kubeconfig {} logs in through a program (exec, auth-provider); use a token, tokenFile or certificate", path.display())]
-    Program {
-        /// Which file.
-        path: PathBuf,
-    },
-    /// The API server's address.
-    #[error("{text:?} is no address of an API server")]
-    Address {
-        /// As given.
-        text: String,
-    },
-    /// Certificates or credentials.
-    #[error("cannot set up the connection to {server}")]
-    Setup {
-        /// The API server.
-        server: String,
-        /// Why.
-        #[source]
-        source: kube::Error,
-    },
-    /// A file of the ServiceAccount.
-    #[error("cannot read {}", path.display())]
-    Read {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
 }
 
 /// Where the certificates of the server's authority come from, for those who need them too.
@@ -269,116 +206,4 @@ fn connector() -> HttpConnector {
     http.set_keepalive_retries(Some(3));
     http.set_tcp_user_timeout(Some(Duration::from_secs(20)));
     http
-}
-
-fn in_cluster(host: &str, port: u16, secrets: &Path) -> Result<Config, ConnectError> {
-    let ip6 = host.parse::<std::net::Ipv6Addr>().is_ok();
-    let text = if ip6 {
-        format!("https://[{host}]:{port}")
-    } else {
-        format!("https://{host}:{port}")
-    };
-    let Ok(address) = text.parse() else {
-        return Err(ConnectError::Address { text });
-    };
-    let mut config = Config::new(address);
-    config.root_cert_file = Some(secrets.join("ca.crt"));
-    config.auth_info = AuthInfo {
-        token_file: Some(secrets.join("token").to_string_lossy().into_owned()),
-        ..AuthInfo::default()
-    };
-    Ok(config)
-}
-
-async fn kubeconfig(path: &Path) -> Result<Config, ConnectError> {
-    let failed = |source| ConnectError::Kubeconfig {
-        path: path.to_owned(),
-        source,
-    };
-    let file = Kubeconfig::read_from(path).map_err(failed)?;
-    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
-        .await
-        .map_err(failed)?;
-    if config.auth_info.exec.is_some() || config.auth_info.auth_provider.is_some() {
-        return Err(ConnectError::Program {
-            path: path.to_owned(),
-        });
-    }
-    Ok(config)
-}
-
-/// The server's address with its port, as others dial it.
-fn server(config: &Config) -> Result<String, ConnectError> {
-    let url = &config.cluster_url;
-    let text = || ConnectError::Address {
-        text: url.to_string(),
-    };
-    let host = url.host().ok_or_else(text)?;
-    let scheme = url.scheme_str().unwrap_or("https");
-    let port = url.port_u16().unwrap_or(if scheme == "http" { 80 } else { 443 });
-    Ok(format!("{scheme}://{host}:{port}"))
-}
-
-fn encode(certificates: &[Vec<u8>]) -> String {
-    let blocks: Vec<_> = certificates
-        .iter()
-        .map(|der| pem::Pem::new("CERTIFICATE", der.clone()))
-        .collect();
-    pem::encode_many_config(
-        &blocks,
-        pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF),
-    )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn addresses_carry_their_port_and_ipv6_its_brackets() {
-        let secrets = PathBuf::from("/nonexistent");
-        for (host, expected) in [
-            ("10.96.0.1", "https://10.96.0.1:443"),
-            ("fd00::1", "https://[fd00::1]:443"),
-        ] {
-            let config = in_cluster(host, 443, &secrets).unwrap();
-            assert_eq!(server(&config).unwrap(), expected);
-        }
-        assert!(matches!(
-            in_cluster("a b", 443, &secrets),
-            Err(ConnectError::Address { .. })
-        ));
-        let access = Access::InCluster {
-            host: "10.96.0.1".into(),
-            port: 443,
-            secrets,
-        };
-        let error = Api::new(&access, Timing::default()).await.unwrap_err();
-        assert!(
-            sluice_runtime::telemetry::chain(&error).contains("ca.crt")
-                || matches!(error, ConnectError::Setup { .. })
-        );
-    }
-
-    #[tokio::test]
-    async fn a_kubeconfig_that_starts_programs_is_refused() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(
-            file.path(),
-            "{apiVersion: v1, kind: Config, current-context: c, clusters: [{name: c, cluster: {server: 'https://h:6443'}}], \
-             contexts: [{name: c, context: {cluster: c, user: u}}], users: [{name: u, user: {exec: {apiVersion: \
-             client.authentication.k8s.io/v1, command: rm}}}]}",
-        )
-        .unwrap();
-        let refused = Api::new(&Access::Kubeconfig(file.path().into()), Timing::default()).await;
-        assert!(
-            matches!(refused, Err(ConnectError::Program { .. })),
-            "{refused:?}"
-        );
-        let missing = Api::new(&Access::Kubeconfig("/nonexistent".into()), Timing::default()).await;
-        assert!(
-            matches!(missing, Err(ConnectError::Kubeconfig { .. })),
-            "{missing:?}"
-        );
-    }
 }

@@ -12,7 +12,8 @@ use serde::Deserialize;
 use sluice_proto::pb::node::PluginCredentials;
 use tokio::sync::watch;
 
-use super::client::{Api, ConnectError};
+use super::access::ConnectError;
+use super::client::Api;
 use super::failure::ApiError;
 use super::pause::{Pause, spread};
 
@@ -124,7 +125,7 @@ fn until_renewal(expires_unix: i64, now_unix: i64) -> Duration {
     let left = u64::try_from(expires_unix.saturating_sub(now_unix)).unwrap_or(0);
     let half = Duration::from_secs(left) / 2;
     let early = spread(half / 4);
-    (half - early).max(Duration::from_secs(10))
+    half.saturating_sub(early).max(Duration::from_secs(10))
 }
 
 fn unix_now() -> i64 {

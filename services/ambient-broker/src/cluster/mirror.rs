@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use sluice_proto::id::{Namespace as NamespaceName, PodName};
 
@@ -19,7 +20,22 @@ pub(super) struct Mirror {
     /// Seen since the list began.
     listed_namespaces: Option<HashSet<NamespaceName>>,
     listed_pods: Option<HashSet<PodKey>>,
+    /// Everything about pods up to this version has been told.
+    reached: u64,
+    /// Pods that were found by asking, of which the watch may never tell.
+    found: Vec<Found>,
 }
+
+/// A pod that was found by asking for it.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) pod: WirePod,
+    /// When.
+    pub(super) at: Instant,
+}
+
+/// By then whoever asked has dealt with the answer.
+const DEALT_WITH: Duration = Duration::from_secs(5);
 
 /// What became of one piece of news about pods.
 #[derive(Debug, Default)]
@@ -50,6 +66,7 @@ impl Mirror {
                     .map(|(_, namespace)| SourceEvent::NamespaceDeleted(namespace))
                     .collect()
             }
+            Told::Reached(_) => Vec::new(),
             Told::Applied(raw) => {
                 let namespace = match raw.namespace() {
                     Ok(namespace) => namespace,
@@ -79,6 +96,7 @@ impl Mirror {
         let mut news = PodNews::default();
         match told {
             Told::Listing => self.listed_pods = Some(HashSet::new()),
+            Told::Reached(version) => self.reached = self.reached.max(version),
             Told::Listed => {
                 let listed = self.listed_pods.take().unwrap_or_default();
                 let gone = self.pods.extract_if(|key, _| !listed.contains(key));
@@ -91,9 +109,12 @@ impl Mirror {
             Told::Deleted(raw) => {
                 if let Ok(last) = raw.convert() {
                     // Of the same name, but another one: that was told before.
-                    let same = |known: &&Arc<Pod>| known.id.uid == last.pod.id.uid;
                     let key = key(&last.pod);
-                    if self.pods.get(&key).filter(same).is_some() {
+                    if self
+                        .pods
+                        .get(&key)
+                        .is_some_and(|known| known.id.uid == last.pod.id.uid)
+                    {
                         self.pods.remove(&key);
                         news.gone.push(last.pod);
                     }
@@ -105,7 +126,28 @@ impl Mirror {
         news
     }
 
+    /// Takes in what was found by asking; tells that pods are gone which came and went between two lists.
+    pub(super) fn settle(&mut self, found: Vec<Found>, now: Instant) -> PodNews {
+        self.found.extend(found);
+        let mut news = PodNews::default();
+        for found in std::mem::take(&mut self.found) {
+            let known = self.pods.get(&key(&found.pod.pod));
+            if known.is_some_and(|known| known.id.uid == found.pod.pod.id.uid) {
+                continue;
+            }
+            if now < found.at + DEALT_WITH || self.reached < found.pod.version {
+                self.found.push(found);
+            } else {
+                news.gone.push(found.pod.pod);
+            }
+        }
+        news.events
+            .extend(news.gone.iter().cloned().map(SourceEvent::PodDeleted));
+        news
+    }
+
     fn applied(&mut self, seen: WirePod, news: &mut PodNews) {
+        self.reached = self.reached.max(seen.version);
         let pod = Arc::clone(&seen.pod);
         let key = key(&pod);
         if let Some(listed) = &mut self.listed_pods {
@@ -194,6 +236,27 @@ mod tests {
         );
         assert!(mirror.pod(Told::Deleted(raw("a", "1", "x"))).events.is_empty());
         assert_eq!(kinds(&mirror.pod(Told::Deleted(raw("a", "2", "y")))), ["-a 2"]);
+    }
+
+    #[test]
+    fn a_pod_that_was_found_and_never_told_of_is_gone_once_the_watch_has_passed_it() {
+        let now = Instant::now();
+        let found = |uid: &str, version: u64| {
+            let mut pod = raw("a", uid, "x").convert().unwrap();
+            pod.version = version;
+            vec![Found { pod, at: now }]
+        };
+        let mut mirror = Mirror::default();
+        mirror.pod(Told::Reached(5));
+        assert!(mirror.settle(found("1", 7), now).events.is_empty());
+        assert!(mirror.settle(Vec::new(), now + DEALT_WITH).events.is_empty());
+        mirror.pod(Told::Reached(7));
+        assert_eq!(kinds(&mirror.settle(Vec::new(), now + DEALT_WITH)), ["-a 1"]);
+        assert!(mirror.settle(Vec::new(), now + 2 * DEALT_WITH).events.is_empty());
+        mirror.settle(found("2", 9), now);
+        mirror.pod(Told::Applied(raw("a", "2", "x")));
+        mirror.pod(Told::Reached(10));
+        assert!(mirror.settle(Vec::new(), now + DEALT_WITH).events.is_empty());
     }
 
     #[test]

@@ -13,7 +13,8 @@ use sluice_selection::OwnPods;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::Kind;
-use super::client::{Access, Api, ConnectError, Timing};
+use super::access::{Access, ConnectError};
+use super::client::{Api, Timing};
 use super::failure::ApiError;
 use super::wire::Metadata;
 

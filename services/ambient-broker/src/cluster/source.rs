@@ -3,6 +3,8 @@
 //! Namespaces come first: a pod that is told before its namespace would be decided as if that had no labels.
 
 use std::collections::BTreeMap;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
@@ -13,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::Kubernetes;
-use super::mirror::{Mirror, PodNews};
+use super::mirror::{Found, Mirror, PodNews};
 use super::troubles::{place, problem};
 use super::watch::{Target, Told, watch};
 use super::wire::{MetadataOnly, RawPod};
@@ -21,6 +23,9 @@ use crate::source::{Lookup, PodSource, SourceError, SourceEvent};
 
 /// Events a slow listener may be behind; then the watches wait.
 const QUEUE: usize = 64;
+
+/// How often it is checked whether the watch has told of pods that were found by asking.
+const SETTLE: Duration = Duration::from_secs(5);
 
 const NAMESPACES: &str = "/api/v1/namespaces";
 const PODS: &str = "/api/v1/pods";
@@ -48,6 +53,14 @@ impl PodSource for Kubernetes {
             let here = pod.filter(|pod| pod.pod.node_name.as_deref() == Some(self.settings.node.as_str()));
             if let Some(pod) = &here {
                 self.seen(pod);
+                let found = Found {
+                    pod: pod.clone(),
+                    at: Instant::now(),
+                };
+                self.found
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push(found);
             }
             Ok(Lookup {
                 pod: here.map(|pod| pod.pod),
@@ -80,6 +93,7 @@ async fn tell(kubernetes: Kubernetes, listener: mpsc::Sender<SourceEvent>) {
     let mut troubles = api.troubles.watch();
     let mut told_troubles = BTreeMap::new();
     let mut synced = false;
+    let mut settle = tokio::time::interval(SETTLE);
     loop {
         let events = tokio::select! {
             // A trouble that is over is told before what came of it.
@@ -90,6 +104,10 @@ async fn tell(kubernetes: Kubernetes, listener: mpsc::Sender<SourceEvent>) {
                 let events = differences(&told_troubles, &now);
                 told_troubles = now;
                 events
+            }
+            _ = settle.tick() => {
+                let found = std::mem::take(&mut *kubernetes.found.lock().unwrap_or_else(PoisonError::into_inner));
+                kubernetes.pod_news(mirror.settle(found, Instant::now()))
             }
             Some(told) = namespace_news.recv() => {
                 if matches!(told, Told::Listed)

@@ -19,7 +19,7 @@ use super::Kind;
 use super::client::{Api, Built};
 use super::failure::ApiError;
 use super::pause::Pause;
-use super::wire::{List, Object};
+use super::wire::{List, Object, number};
 
 /// A watch that ended sooner than this did not go well, whatever the server says.
 const TOO_SHORT: Duration = Duration::from_secs(1);
@@ -46,6 +46,8 @@ pub(super) enum Told<K> {
     Listing,
     /// The list is complete.
     Listed,
+    /// Everything up to this version has been told.
+    Reached(u64),
     /// The object exists, as it is now.
     Applied(K),
     /// The object is gone; as it was last.
@@ -154,13 +156,15 @@ async fn list<K: Object>(
         for object in page.items {
             tell(listener, Told::Applied(object)).await?;
         }
-        match page.metadata.next.filter(|next| !next.is_empty()) {
-            Some(next) => params.continue_token = Some(next),
-            None => {
-                tell(listener, Told::Listed).await?;
-                return Ok(page.metadata.resource_version);
-            }
+        let next = page.metadata.next.filter(|next| !next.is_empty());
+        if next.is_some() {
+            params.continue_token = next;
+            continue;
         }
+        tell(listener, Told::Listed).await?;
+        let version = page.metadata.resource_version;
+        tell(listener, Told::Reached(number(&version))).await?;
+        return Ok(version);
     }
 }
 
@@ -204,8 +208,8 @@ async fn follow<K: Object>(
                 return End::Failed(ApiError::of_status(&what, &status));
             }
             Ok(Some(Ok(WatchEvent::Bookmark(bookmark)))) => {
-                *version = bookmark.metadata.resource_version;
-                continue;
+                version.clone_from(&bookmark.metadata.resource_version);
+                Told::Reached(number(version))
             }
             Ok(Some(Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)))) => Told::Applied(object),
             Ok(Some(Ok(WatchEvent::Deleted(object)))) => Told::Deleted(object),

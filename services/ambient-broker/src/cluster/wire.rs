@@ -40,8 +40,13 @@ pub(super) struct Metadata {
 impl Metadata {
     /// The version as a number; 0 where it is none.
     pub(super) fn version(&self) -> u64 {
-        self.resource_version.parse().unwrap_or(0)
+        number(&self.resource_version)
     }
+}
+
+/// A resource version as a number; 0 where it is none.
+pub(super) fn number(version: &str) -> u64 {
+    version.parse().unwrap_or(0)
 }
 
 /// `metadata.ownerReferences[]`.

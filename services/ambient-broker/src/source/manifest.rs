@@ -226,12 +226,12 @@ impl Manifest {
             return Ok(vec![Object::Namespace(Arc::new(Namespace { name, labels }))]);
         }
         let (spec, status) = (self.spec.unwrap_or_default(), self.status.unwrap_or_default());
-        let pod = pod(name, metadata, spec, status).map_err(|error| fault("metadata", error.to_string()))?;
+        let pod = pod(name, metadata, spec, &status).map_err(|error| fault("metadata", error.to_string()))?;
         Ok(vec![Object::Pod(Arc::new(pod))])
     }
 }
 
-fn pod(name: PodName, metadata: Metadata, mut spec: Spec, status: Status) -> Result<Pod, InvalidId> {
+fn pod(name: PodName, metadata: Metadata, mut spec: Spec, status: &Status) -> Result<Pod, InvalidId> {
     let namespace = metadata
         .namespace
         .map_or_else(|| NamespaceName::parse("default"), Ok)?;

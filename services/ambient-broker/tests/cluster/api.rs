@@ -1,6 +1,5 @@
 //! A stand-in API server over TCP: keeps objects, lists and watches them, and misbehaves on command.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -16,6 +15,11 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::broadcast;
 use tokio_stream::wrappers::ReceiverStream;
+
+use store::{Rule, State, status};
+
+#[path = "api/store.rs"]
+mod store;
 
 /// How a request is answered instead of properly.
 #[derive(Debug, Clone)]
@@ -50,24 +54,6 @@ impl Seen {
     pub(crate) fn is_watch(&self) -> bool {
         self.query.contains("watch=true")
     }
-}
-
-struct Rule {
-    method: &'static str,
-    path: &'static str,
-    watch: Option<bool>,
-    fault: Fault,
-    left: usize,
-}
-
-#[derive(Default)]
-struct State {
-    version: u64,
-    objects: BTreeMap<String, Value>,
-    history: Vec<(u64, String, Value)>,
-    rules: Vec<Rule>,
-    seen: Vec<Seen>,
-    token: Option<String>,
 }
 
 /// The server. Clones share it.
@@ -322,145 +308,5 @@ impl Api {
             }
         });
         Response::new(Either::Right(StreamBody::new(ReceiverStream::new(receiver))))
-    }
-}
-
-fn reply(code: u16, body: &Value) -> Response<Body> {
-    let body = Either::Left(Full::new(Bytes::from(body.to_string())));
-    Response::builder().status(code).body(body).unwrap()
-}
-
-fn status(code: u16, retry_after: Option<u64>) -> Response<Body> {
-    let body = json!({"kind": "Status", "status": "Failure", "code": code, "reason": "Scripted", "message": "scripted"});
-    let mut response = reply(code, &body);
-    if let Some(seconds) = retry_after {
-        response
-            .headers_mut()
-            .insert("retry-after", seconds.to_string().parse().unwrap());
-    }
-    response
-}
-
-impl State {
-    fn begin(&mut self, seen: &Seen) -> Option<Fault> {
-        self.seen.push(seen.clone());
-        if self
-            .token
-            .as_ref()
-            .is_some_and(|token| seen.token != format!("Bearer {token}"))
-        {
-            return Some(Fault::Code(401));
-        }
-        let rule = self.rules.iter_mut().find(|rule| {
-            rule.left > 0
-                && rule.method == seen.method
-                && seen.path.ends_with(rule.path)
-                && rule.watch.is_none_or(|watch| watch == seen.is_watch())
-        })?;
-        rule.left -= 1;
-        Some(rule.fault.clone())
-    }
-
-    fn put(&mut self, path: &str, mut object: Value, news: &broadcast::Sender<()>) -> u64 {
-        self.version += 1;
-        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
-        let known = self.objects.insert(path.to_owned(), object.clone()).is_some();
-        let kind = if known { "MODIFIED" } else { "ADDED" };
-        self.history.push((
-            self.version,
-            path.to_owned(),
-            json!({"type": kind, "object": object}),
-        ));
-        let _ = news.send(());
-        self.version
-    }
-
-    /// Whether an object belongs to a collection: `/api/v1/pods` holds those of all namespaces.
-    fn belongs(path: &str, seen: &Seen) -> bool {
-        let (collection, rest) = path.rsplit_once('/').unwrap();
-        let kind = collection.rsplit_once('/').unwrap().1;
-        let name = seen.query.split("fieldSelector=metadata.name%3D").nth(1);
-        let named = name.is_none_or(|name| name.split('&').next() == Some(rest));
-        let every = seen.path == format!("/api/v1/{kind}");
-        named && (collection == seen.path || every)
-    }
-
-    fn since(&self, version: u64, seen: &Seen) -> Vec<(u64, Value)> {
-        let newer = self
-            .history
-            .iter()
-            .filter(|(at, path, _)| *at > version && Self::belongs(path, seen));
-        newer.map(|(at, _, event)| (*at, event.clone())).collect()
-    }
-
-    fn handle(&mut self, seen: &Seen, news: &broadcast::Sender<()>) -> Response<Body> {
-        let path = seen.path.trim_end_matches("/status").to_owned();
-        match seen.method.as_str() {
-            "GET" => match self.objects.get(&path) {
-                Some(object) => reply(200, object),
-                None if path.ends_with("s")
-                    && path
-                        .rsplit('/')
-                        .next()
-                        .is_some_and(|end| end == "pods" || end == "namespaces") =>
-                {
-                    let items: Vec<_> = self
-                        .objects
-                        .iter()
-                        .filter(|(at, _)| Self::belongs(at, seen))
-                        .map(|(_, o)| o)
-                        .collect();
-                    reply(
-                        200,
-                        &json!({"metadata": {"resourceVersion": self.version.to_string()}, "items": items}),
-                    )
-                }
-                None => status(404, None),
-            },
-            "PATCH" => {
-                let Some(mut object) = self.objects.get(&path).cloned() else {
-                    return status(404, None);
-                };
-                if let Some(uid) = seen.body["metadata"]["uid"].as_str()
-                    && object["metadata"]["uid"] != uid
-                {
-                    return status(409, None);
-                }
-                merge(&mut object, &seen.body);
-                self.put(&path, object.clone(), news);
-                reply(200, &self.objects[&path])
-            }
-            "POST" if path.ends_with("/token") => {
-                let expires = jiff::Timestamp::now() + Duration::from_secs(3600);
-                reply(
-                    201,
-                    &json!({"status": {"token": "plugin-token", "expirationTimestamp": expires.to_string()}}),
-                )
-            }
-            "POST" => {
-                let name = seen.body["metadata"]["name"].as_str().unwrap().to_owned();
-                self.put(&format!("{path}/{name}"), seen.body.clone(), news);
-                reply(201, &seen.body)
-            }
-            _ => status(405, None),
-        }
-    }
-}
-
-/// RFC 7386.
-fn merge(object: &mut Value, patch: &Value) {
-    let Some(fields) = patch.as_object() else {
-        *object = patch.clone();
-        return;
-    };
-    if !object.is_object() {
-        *object = json!({});
-    }
-    for (key, value) in fields {
-        if value.is_null() {
-            object.as_object_mut().unwrap().remove(key);
-        } else {
-            merge(&mut object[key], value);
-        }
     }
 }

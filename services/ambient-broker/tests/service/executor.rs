@@ -209,6 +209,11 @@ impl NetnsExecutor for FakeExecutor {
         }))
     }
 
+    async fn foresee(&self, _: Request<ForeseeRequest>) -> Result<Response<ForeseeResponse>, Status> {
+        // This one always asks.
+        Ok(Response::new(ForeseeResponse {}))
+    }
+
     async fn complete(
         &self,
         request: Request<CompleteRequest>,

@@ -6,17 +6,23 @@
     reason = "a step that fails fails the test"
 )]
 
+#[path = "../cluster/api.rs"]
+#[allow(dead_code, reason = "shared with the tests of the source")]
+mod api;
 mod executor;
+mod kubernetes;
+mod node;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use executor::FakeExecutor;
 use prost::Message;
+use sluice_ambient_broker::lifecycle::NodeFacts;
 use sluice_ambient_broker::reconcile::Settings;
 use sluice_ambient_broker::service::{Config, run};
-use sluice_ambient_broker::source::{ManifestDirectory, WatchMode};
-use sluice_ambient_broker::status::NoStatus;
+use sluice_ambient_broker::source::{ManifestDirectory, PodSource, WatchMode};
+use sluice_ambient_broker::status::{NoStatus, StatusWriter};
 use sluice_ambient_broker::zds;
 use sluice_proto::paths::RunDir;
 use sluice_proto::pb::executor::complete_request::Verdict;
@@ -41,6 +47,8 @@ struct Node {
     executor: FakeExecutor,
     stop: CancellationToken,
     broker: Option<tokio::task::JoinHandle<()>>,
+    /// For the installer, if it is to be served.
+    facts: Option<Arc<dyn NodeFacts>>,
 }
 
 impl Drop for Node {
@@ -58,6 +66,7 @@ impl Node {
             run.workload_socket(),
             run.zds_socket(),
             run.compatibility_socket(),
+            run.node_socket(),
             directory.path().join("manifests/x"),
         ] {
             std::fs::create_dir_all(socket.parent().unwrap()).unwrap();
@@ -68,10 +77,19 @@ impl Node {
             executor: FakeExecutor::default(),
             stop: CancellationToken::new(),
             broker: None,
+            facts: None,
         }
     }
 
     fn start_broker(&mut self) {
+        let manifests = self.directory.path().join("manifests");
+        self.start_broker_on(
+            Arc::new(ManifestDirectory::new(manifests, WatchMode::Auto)),
+            Arc::new(NoStatus),
+        );
+    }
+
+    fn start_broker_on(&mut self, source: Arc<dyn PodSource>, status: Arc<dyn StatusWriter>) {
         let own = nix::unistd::geteuid().as_raw();
         let config = Config {
             run: self.run.clone(),
@@ -82,14 +100,11 @@ impl Node {
             istio_cni: Some(0o600),
             workload_peers: PeerPolicy::uids([own]),
             require_ztunnel: false,
-            node: None,
+            node: self.facts.clone(),
         };
-        let source = ManifestDirectory::new(self.directory.path().join("manifests"), WatchMode::Auto);
         let stop = self.stop.clone();
         self.broker = Some(tokio::spawn(async move {
-            run(config, Arc::new(source), Arc::new(NoStatus), stop)
-                .await
-                .unwrap();
+            run(config, source, status, stop).await.unwrap();
         }));
     }
 

@@ -1,0 +1,172 @@
+//! The installer's end of `NodeLifecycle`.
+
+use std::sync::Mutex;
+
+use futures_util::future::BoxFuture;
+use sluice_ambient_broker::lifecycle::{Fate, Lifecycle};
+use sluice_proto::pb::node::node_lifecycle_client::NodeLifecycleClient;
+use sluice_proto::pb::node::{
+    InstallerReport, Lifecycle as PbLifecycle, NodeState, PluginCredentials, WatchRequest,
+};
+
+use super::*;
+
+#[derive(Debug, Default)]
+struct Facts {
+    lifecycle: Mutex<Lifecycle>,
+    credentials: Mutex<Option<PluginCredentials>>,
+}
+
+impl Facts {
+    fn say(&self, fate: Fate, reason: &str) {
+        *self.lifecycle.lock().unwrap() = Lifecycle {
+            fate,
+            reason: reason.into(),
+        };
+    }
+}
+
+impl NodeFacts for Facts {
+    fn lifecycle(&self) -> Lifecycle {
+        self.lifecycle.lock().unwrap().clone()
+    }
+
+    fn credentials(&self) -> Option<PluginCredentials> {
+        self.credentials.lock().unwrap().clone()
+    }
+
+    fn last_look(&self) -> BoxFuture<'_, Lifecycle> {
+        Box::pin(async {
+            Lifecycle {
+                fate: Fate::Remove,
+                reason: "looked once more".into(),
+            }
+        })
+    }
+}
+
+async fn installer(node: &Node) -> NodeLifecycleClient<UdsChannel> {
+    let path = node.run.node_socket();
+    let stream = eventually(|| std::os::unix::net::UnixStream::connect(&path).ok()).await;
+    stream.set_nonblocking(true).unwrap();
+    let channel = UdsChannel::handshake(UnixStream::from_std(stream).unwrap())
+        .await
+        .unwrap();
+    NodeLifecycleClient::with_origin(channel, origin())
+}
+
+async fn until(
+    states: &mut tonic::Streaming<NodeState>,
+    what: &str,
+    accept: impl Fn(&NodeState) -> bool,
+) -> NodeState {
+    let wait = async {
+        loop {
+            let state = states.message().await.unwrap().unwrap();
+            if accept(&state) {
+                return state;
+            }
+        }
+    };
+    tokio::time::timeout(SOON, wait)
+        .await
+        .unwrap_or_else(|_| panic!("never {what}"))
+}
+
+#[tokio::test]
+async fn the_installer_is_told_when_the_node_can_serve_what_becomes_of_it_and_with_which_token() {
+    let mut node = Node::new();
+    let facts = Arc::new(Facts::default());
+    node.facts = Some(facts.clone());
+    node.start_broker();
+    let mut client = installer(&node).await;
+    let mut states = client.watch(WatchRequest {}).await.unwrap().into_inner();
+    let first = states.message().await.unwrap().unwrap();
+    assert!(
+        !first.can_serve && first.why_not.contains("the executor is not connected"),
+        "{first:?}"
+    );
+    assert_eq!(
+        (first.lifecycle(), first.credentials.is_none()),
+        (PbLifecycle::Unspecified, true)
+    );
+
+    node.executor.serve(&node.run);
+    let serving = until(&mut states, "serving", |state| state.can_serve).await;
+    assert_eq!(serving.why_not, "");
+    facts.say(Fate::Keep, "it exists");
+    let kept = until(&mut states, "kept", |state| {
+        state.lifecycle() == PbLifecycle::Keep
+    })
+    .await;
+    assert_eq!(kept.lifecycle_reason, "it exists");
+    let credentials = PluginCredentials {
+        server: "https://10.96.0.1:443".into(),
+        ca_pem: "pem".into(),
+        token: "token".into(),
+        expires_unix: 7,
+    };
+    *facts.credentials.lock().unwrap() = Some(credentials.clone());
+    let issued = until(&mut states, "issued", |state| state.credentials.is_some()).await;
+    assert_eq!(issued.credentials, Some(credentials));
+
+    let stopped = Instant::now();
+    node.stop.cancel();
+    let last = until(&mut states, "final", |state| state.r#final).await;
+    assert_eq!(
+        (last.lifecycle(), last.lifecycle_reason.as_str()),
+        (PbLifecycle::Remove, "looked once more")
+    );
+    assert!(
+        states.message().await.unwrap().is_none(),
+        "the stream ends with the last word"
+    );
+    node.broker.take().unwrap().await.unwrap();
+    assert!(
+        stopped.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        stopped.elapsed()
+    );
+}
+
+#[tokio::test]
+async fn an_installer_that_is_not_ready_makes_the_node_not_ready() {
+    let mut node = Node::new();
+    node.facts = Some(Arc::new(Facts::default()));
+    node.executor.serve(&node.run);
+    node.start_broker();
+    let mut client = installer(&node).await;
+    let mut report = InstallerReport {
+        ready: false,
+        problem: "no primary network yet".into(),
+        mode: "owned".into(),
+        ..InstallerReport::default()
+    };
+    client.report(report.clone()).await.unwrap();
+    let (status, text) = node.get("/readyz").await;
+    assert!(
+        status == 503 && text.contains("the installer is not ready: no primary network yet"),
+        "{text}"
+    );
+    report.ready = true;
+    client.report(report).await.unwrap();
+    let until = Instant::now() + SOON;
+    loop {
+        let (status, text) = node.get("/readyz").await;
+        assert!(!text.contains("installer"), "{text}");
+        if status == 200 {
+            break;
+        }
+        assert!(Instant::now() < until, "{text}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn without_a_cluster_there_is_no_socket_for_an_installer() {
+    let mut node = Node::new();
+    node.executor.serve(&node.run);
+    node.start_broker();
+    node.workloads().await;
+    assert!(!node.run.node_socket().exists());
+}
