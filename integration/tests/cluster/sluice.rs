@@ -147,15 +147,28 @@ impl<'a> Sluice<'a> {
         cri(self.cluster, args)
     }
 
-    /// Takes the agent's pod off the node while its DaemonSet stays, and waits until it has gone. Undone by
-    /// [`Self::return_agent`].
+    /// Takes the agent away while its DaemonSet wants it on the node, by an upgrade to an image that cannot be had; waits
+    /// until none of its processes runs. Undone by [`Self::return_agent`].
     pub(crate) fn remove_agent(&self) -> anyhow::Result<()> {
-        self.cluster.take_off_the_node(NAMESPACE, DAEMON_SET)
+        self.set_image("missing")?;
+        eventually("the agent's processes are gone", PATIENCE, || {
+            let label = format!("io.kubernetes.pod.namespace={NAMESPACE}");
+            let running = self.cri(&["ps", "--quiet", "--state", "Running", "--label", &label])?;
+            Ok(running.trim().is_empty().then_some(()))
+        })
     }
 
-    /// Lets the DaemonSet run on the node again, without waiting.
+    /// Gives the DaemonSet its image again, without waiting.
     pub(crate) fn return_agent(&self) -> anyhow::Result<()> {
-        self.cluster.put_on_the_node(NAMESPACE, DAEMON_SET)
+        self.set_image("dev")
+    }
+
+    fn set_image(&self, tag: &str) -> anyhow::Result<()> {
+        let what = format!("daemonset/{DAEMON_SET}");
+        let image = format!("*=localhost/sluice:{tag}");
+        self.cluster
+            .kubectl(&["-n", NAMESPACE, "set", "image", &what, &image])
+            .map(drop)
     }
 
     /// Waits until a container that was killed is back and the agent serves.
