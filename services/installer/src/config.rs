@@ -151,6 +151,10 @@ pub struct Flags {
     /// What to do if the primary network's plugin is not where ours is installed.
     #[arg(long, global = true, env = "SLUICE_BIN_DIR_CHECK", value_enum, default_value_t = BinDirCheck::Require)]
     pub bin_dir_check: BinDirCheck,
+    /// Configuration files of container runtimes, as this process sees them (containerd's config.toml, crio.conf), which say
+    /// where plugins and network configurations are looked for. Those that are not there are passed over.
+    #[arg(long, global = true, env = "SLUICE_RUNTIME_CONFIG", value_delimiter = ',')]
+    pub runtime_config: Vec<PathBuf>,
     /// YAML file with the selection, the same as the broker's.
     #[arg(long, global = true, env = "SLUICE_SELECTION")]
     pub selection: Option<PathBuf>,

@@ -14,6 +14,7 @@ use crate::node::{BinDir, Kubeconfig, NetDir};
 use crate::notes;
 use crate::observe::{self, BinDirs};
 use crate::plan::{Plan, Situation, Step, plan_install, plan_removal};
+use crate::runtime_config::{self, RuntimeDirs};
 use crate::throttle::Throttle;
 
 /// Looks in a row at most, until nothing is left to do.
@@ -63,6 +64,7 @@ struct Failure {
 pub(crate) struct Seen {
     pub(crate) net: NetDir,
     pub(crate) bins: Vec<BinDir>,
+    pub(crate) runtimes: Vec<Result<RuntimeDirs, String>>,
     pub(crate) kubeconfig: Kubeconfig,
 }
 
@@ -106,6 +108,12 @@ impl Installer {
         });
         Seen {
             bins: bins.collect(),
+            runtimes: self
+                .flags
+                .runtime_config
+                .iter()
+                .filter_map(|path| runtime_config::read(path))
+                .collect(),
             net: observe::net_dir(&self.flags.cni_net_dir),
             kubeconfig: observe::kubeconfig(&self.flags.kubeconfig()),
         }
@@ -119,6 +127,7 @@ impl Installer {
             entry: &self.entry,
             net: &seen.net,
             bins: &seen.bins,
+            runtimes: &seen.runtimes,
             kubeconfig: &seen.kubeconfig,
             credentials: kubeconfig.as_deref(),
             not_serving: wishes.not_serving.as_deref(),

@@ -105,7 +105,7 @@ mod tests {
         for bad in [
             "garbage",
             "{}",
-            r#"[5]"#,
+            "[5]",
             r#"["x"]"#,
             r#"["{\"level\":\"fatal\",\"time\":\"t\",\"msg\":\"x\"}"]"#,
             r#"["{\"level\":\"info\",\"msg\":\"x\"}"]"#,

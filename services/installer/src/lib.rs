@@ -23,6 +23,7 @@ mod notes;
 mod observe;
 mod plan;
 mod run_dir;
+mod runtime_config;
 mod service;
 mod throttle;
 mod watch;

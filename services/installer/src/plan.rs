@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::config::Flags;
 use crate::entry::Entry;
 use crate::node::{BinDir, Binary, Kubeconfig, NetDir};
+use crate::runtime_config::RuntimeDirs;
 
 mod files;
 mod primary;
@@ -26,6 +27,8 @@ pub(crate) struct Situation<'a> {
     pub(crate) entry: &'a Entry,
     pub(crate) net: &'a NetDir,
     pub(crate) bins: &'a [BinDir],
+    /// What container runtimes say of themselves, or why it cannot be read.
+    pub(crate) runtimes: &'a [Result<RuntimeDirs, String>],
     pub(crate) kubeconfig: &'a Kubeconfig,
     /// The kubeconfig as it should be; `None`: no credentials yet.
     pub(crate) credentials: Option<&'a [u8]>,

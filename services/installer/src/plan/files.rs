@@ -32,8 +32,18 @@ impl Plan {
             }
         };
         self.primary = Some(name.clone());
+        self.notes.extend(
+            situation
+                .runtimes
+                .iter()
+                .filter_map(|runtime| runtime.as_ref().err().cloned()),
+        );
         if let Err(problem) = check_primary(situation, &name, &loaded) {
-            if let (Problem::BinDir { .. }, BinDirCheck::Warn) = (&problem, flags.bin_dir_check) {
+            let directories = matches!(
+                problem,
+                Problem::BinDir { .. } | Problem::RuntimeSearches { .. } | Problem::RuntimeReads { .. }
+            );
+            if directories && flags.bin_dir_check == BinDirCheck::Warn {
                 self.notes.push(problem.to_string());
             } else {
                 self.problems.push(problem);

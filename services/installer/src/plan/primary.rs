@@ -1,5 +1,7 @@
 //! The primary network's file: which it is, whether it may take our entry, and how it reads with it.
 
+use std::path::PathBuf;
+
 use super::{Problem, Situation};
 use crate::config::{BinDirCheck, Flags, Mode};
 use crate::edit::{self, ISTIO};
@@ -88,18 +90,48 @@ pub(super) fn check_primary(
             versions: list.version.clone(),
         });
     }
+    check_directories(situation, loaded)
+}
+
+/// Whether the runtime will find our plugin where it is installed, and our entry where it is written: by what it says of
+/// itself, or else by where it finds the primary's plugin.
+fn check_directories(situation: &Situation<'_>, loaded: &Loaded<'_>) -> Result<(), Problem> {
+    let flags = situation.flags;
+    if flags.bin_dir_check == BinDirCheck::Off {
+        return Ok(());
+    }
+    let plain = |path: &PathBuf| path.components().collect::<PathBuf>();
+    let bins: Vec<PathBuf> = flags.host_cni_bin_dir.iter().map(plain).collect();
+    let mut told = false;
+    for runtime in situation.runtimes.iter().flatten() {
+        told |= !runtime.plugins.is_empty();
+        if !runtime.plugins.is_empty() && !runtime.plugins.iter().any(|path| bins.contains(path)) {
+            return Err(Problem::RuntimeSearches {
+                ours: bins,
+                theirs: runtime.plugins.clone(),
+                file: runtime.file.clone(),
+            });
+        }
+        let net = plain(&flags.host_cni_net_dir);
+        if let Some(read) = runtime.configurations.clone().filter(|read| *read != net) {
+            return Err(Problem::RuntimeReads {
+                ours: net,
+                theirs: read,
+                file: runtime.file.clone(),
+            });
+        }
+    }
     let kinds = loaded.kinds();
     let own = kinds.iter().find(|kind| ![PLUGIN, ISTIO].contains(*kind));
-    if let Some(plugin) = own
-        && situation.flags.bin_dir_check != BinDirCheck::Off
-        && !situation.bins.iter().any(|bin| bin.names.contains(*plugin))
-    {
-        return Err(Problem::BinDir {
-            plugin: (*plugin).to_owned(),
-            dirs: situation.bins.iter().map(|bin| bin.host.clone()).collect(),
-        });
+    match own {
+        Some(plugin) if !told && !situation.bins.iter().any(|bin| bin.names.contains(*plugin)) => {
+            Err(Problem::BinDir {
+                plugin: (*plugin).to_owned(),
+                dirs: bins,
+            })
+        }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// The primary's content with our entry. A copy of it also holds the plugins that come from files, because those

@@ -29,6 +29,16 @@ pub(crate) enum Problem {
         plugin: String,
         dirs: Vec<PathBuf>,
     },
+    RuntimeSearches {
+        ours: Vec<PathBuf>,
+        theirs: Vec<PathBuf>,
+        file: PathBuf,
+    },
+    RuntimeReads {
+        ours: PathBuf,
+        theirs: PathBuf,
+        file: PathBuf,
+    },
     Binary {
         dir: PathBuf,
         reason: String,
@@ -88,6 +98,22 @@ impl fmt::Display for Problem {
                  search another directory, and would not find our plugin either (set the CNI plugin directory of this \
                  platform, or --bin-dir-check=warn if the runtime searches several)",
                 list(dirs)
+            ),
+            Self::RuntimeSearches { ours, theirs, file } => write!(
+                f,
+                "bin-dir-not-searched: our plugin is installed in {}, but {} says that the runtime searches {} (set the CNI \
+                 plugin directory of this platform)",
+                list(ours),
+                file.display(),
+                list(theirs)
+            ),
+            Self::RuntimeReads { ours, theirs, file } => write!(
+                f,
+                "net-dir-not-read: our entry would be in {}, but {} says that the runtime reads {} (set the network \
+                 configuration directory of this platform)",
+                ours.display(),
+                file.display(),
+                theirs.display()
             ),
             Self::Binary { dir, reason } => write!(f, "plugin directory {}: {reason}", dir.display()),
             Self::Kubeconfig(reason) => write!(f, "no credentials for the plugin: {reason}"),

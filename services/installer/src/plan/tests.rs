@@ -22,6 +22,7 @@ struct Given {
     flags: Flags,
     net: NetDir,
     bins: Vec<BinDir>,
+    runtimes: Vec<Result<RuntimeDirs, String>>,
     not_serving: Option<&'static str>,
     primary_gone: Duration,
 }
@@ -37,6 +38,7 @@ fn given(args: &[&str], files: &[(&str, &str)]) -> Given {
             ours: Ok(Binary::Current),
             names: names.map(str::to_owned).into_iter().collect(),
         }],
+        runtimes: Vec::new(),
         not_serving: None,
         primary_gone: Duration::ZERO,
     }
@@ -75,6 +77,7 @@ impl Given {
             entry: &plain(),
             net: &self.net,
             bins: &self.bins,
+            runtimes: &self.runtimes,
             kubeconfig: &Kubeconfig::Missing,
             credentials: None,
             not_serving: self.not_serving,
@@ -519,6 +522,51 @@ fn a_plugin_directory_without_the_primarys_plugin_is_the_wrong_one() {
     let plan = node.settle();
     assert_eq!(problems(&plan), "");
     assert!(plan.notes[0].starts_with("bin-dir-not-searched"));
+}
+
+#[test]
+fn the_directories_that_the_runtime_names_are_the_right_ones() {
+    let runtime = |plugins: &[&str], configurations: Option<&str>| {
+        vec![Ok(RuntimeDirs {
+            file: "/host/etc/containerd/config.toml".into(),
+            plugins: plugins.iter().map(PathBuf::from).collect(),
+            configurations: configurations.map(PathBuf::from),
+        })]
+    };
+    let mut node = given(&[], &[("10-podnet.conflist", PTP)]);
+    node.runtimes = runtime(&["/var/lib/k3s/bin"], None);
+    let plan = node.plan();
+    assert_eq!(plan.steps, []);
+    let text = problems(&plan);
+    assert!(
+        text.contains("/opt/cni/bin") && text.contains("/var/lib/k3s/bin") && text.contains("config.toml"),
+        "{text}"
+    );
+
+    node.runtimes = runtime(&["/opt/cni/bin"], Some("/var/lib/k3s/net.d"));
+    let plan = node.plan();
+    assert_eq!(plan.steps, []);
+    let text = problems(&plan);
+    assert!(
+        text.contains("/etc/cni/net.d") && text.contains("/var/lib/k3s/net.d"),
+        "{text}"
+    );
+
+    // What it says counts more than where the primary's plugin is.
+    node.runtimes = runtime(&["/usr/lib/cni", "/opt/cni/bin"], Some("/etc/cni/net.d"));
+    node.bins[0].names = BTreeSet::new();
+    assert_eq!(problems(&node.settle()), "");
+
+    let mut node = given(&["--bin-dir-check", "warn"], &[("10-podnet.conflist", PTP)]);
+    node.runtimes = runtime(&["/var/lib/k3s/bin"], None);
+    node.runtimes.push(Err("crio.conf is not TOML".into()));
+    let plan = node.settle();
+    assert_eq!(problems(&plan), "");
+    let notes = plan.notes.join("\n");
+    assert!(
+        notes.contains("/var/lib/k3s/bin") && notes.contains("crio.conf"),
+        "{notes}"
+    );
 }
 
 #[test]

@@ -168,7 +168,7 @@ fn the_stand_in_lets_every_pod_come_and_go() {
     use std::process::{Command, Stdio};
     #[expect(clippy::disallowed_methods, reason = "the test runs the program")]
     let run = |command: &str, input: &str| {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_sluice-cni-removed"))
+        let mut child = Command::new(crate::support::binary("sluice-cni-removed"))
             .env_clear()
             .env("CNI_COMMAND", command)
             .stdin(Stdio::piped())

@@ -333,11 +333,15 @@ fn a_changed_selection_waits_for_a_restart_and_says_so() {
     assert!(before.contains("kube-system"));
     fs::write(&selection, "excludedNamespaces: [other]\n").unwrap();
     wait_for("a note", Duration::from_secs(4), || {
-        node.log_text().contains("has another excludedNamespaces since the start").then_some(())
+        node.log_text()
+            .contains("has another excludedNamespaces since the start")
+            .then_some(())
     });
     assert_eq!(node.health(), "ready");
     assert_eq!(node.read(OWNED).unwrap(), before);
     installer.kill();
     let _installer = node.start();
-    wait_for("the new selection", SOON, || node.read(OWNED).filter(|text| text.contains("\"other\"")));
+    wait_for("the new selection", SOON, || {
+        node.read(OWNED).filter(|text| text.contains("\"other\""))
+    });
 }

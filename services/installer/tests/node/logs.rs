@@ -90,7 +90,9 @@ fn a_plugin_of_the_other_agent_finds_its_log_endpoint() {
     let post = |path: &str, body: &str| {
         let mut stream = UnixStream::connect(directory.join("log.sock")).unwrap();
         let length = body.len();
-        let head = format!("POST {path} HTTP/1.1\r\nHost: unix\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: unix\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+        );
         stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
@@ -100,7 +102,13 @@ fn a_plugin_of_the_other_agent_finds_its_log_endpoint() {
     for (path, body) in [("/log", body), ("/log", "garbage"), ("/other", body)] {
         assert!(post(path, body).starts_with("HTTP/1.1 200 OK\r\n"));
     }
-    let found: Vec<Value> = lines(&node).into_iter().filter(|line| line["target"] == "istio-cni").collect();
+    let found: Vec<Value> = lines(&node)
+        .into_iter()
+        .filter(|line| line["target"] == "istio-cni")
+        .collect();
     assert_eq!(found.len(), 1);
-    assert_eq!((&found[0]["message"], &found[0]["time"]), (&"added".into(), &"2026-01-02T03:04:05.000006Z".into()));
+    assert_eq!(
+        (&found[0]["message"], &found[0]["time"]),
+        (&"added".into(), &"2026-01-02T03:04:05.000006Z".into())
+    );
 }

@@ -17,7 +17,7 @@ fn prepare(run: &Path, capabilities: &str, args: &[&str]) -> Output {
             "--bounding-set",
             capabilities,
         ])
-        .arg(env!("CARGO_BIN_EXE_installer"))
+        .arg(crate::support::binary("installer"))
         .args(["prepare", "--run-dir"])
         .arg(run)
         .args(args)

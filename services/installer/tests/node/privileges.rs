@@ -71,3 +71,20 @@ fn its_only_sockets_are_unix_sockets_and_nothing_leaks() {
     assert_eq!(descriptors().len(), found.len(), "{:?} {found:?}", descriptors());
     drop(broker);
 }
+
+#[test]
+fn it_is_small() {
+    let node = Node::new();
+    for number in 0..20 {
+        let text = crate::support::PODNET.replace("podnet", &format!("other-{number}"));
+        node.primary(&format!("{}-other.conflist", 10 + number), &text);
+    }
+    let _broker = node.broker();
+    let installer = node.start_ready();
+    let status = &threads(installer.pid())[0];
+    // Pages of a binary with debug information say nothing of the shipped one.
+    let shipped = std::env::var_os("SLUICE_BIN_DIR").is_some();
+    let field = if shipped { "VmHWM" } else { "RssAnon" };
+    let kib: u32 = status[field].strip_suffix(" kB").unwrap().trim().parse().unwrap();
+    assert!(kib <= 8 * 1024, "{field} {kib} KiB");
+}

@@ -40,6 +40,18 @@ pub(crate) fn wait_for<T>(what: &str, within: Duration, mut get: impl FnMut() ->
     }
 }
 
+/// One of our binaries: as shipped, in `SLUICE_BIN_DIR`, if that is set, else as cargo built it for the tests.
+pub(crate) fn binary(name: &str) -> PathBuf {
+    let built = match name {
+        "installer" => env!("CARGO_BIN_EXE_installer"),
+        _ => env!("CARGO_BIN_EXE_sluice-cni-removed"),
+    };
+    match std::env::var_os("SLUICE_BIN_DIR") {
+        Some(directory) => Path::new(&directory).join(name),
+        None => built.into(),
+    }
+}
+
 /// A broker that says what a test wants.
 #[derive(Debug)]
 pub(crate) struct FakeBroker {
@@ -179,7 +191,7 @@ impl Node {
             fs::write(node.bin.join(plugin), "#!/bin/true\n").unwrap();
         }
         // It answers VERSION as any plugin does; what makes ours ours is tried with the real one elsewhere.
-        let stand_in = fs::read(env!("CARGO_BIN_EXE_sluice-cni-removed")).unwrap();
+        let stand_in = fs::read(binary("sluice-cni-removed")).unwrap();
         let plugin = [stand_in.as_slice(), b"not the stand-in"].concat();
         for (name, bytes) in [("sluice-cni", &plugin), ("sluice-cni-removed", &stand_in)] {
             let path = node.image().join(name);
@@ -229,7 +241,7 @@ impl Node {
 
     #[expect(clippy::disallowed_methods, reason = "the test runs the command")]
     pub(crate) fn command(&self, command: &str) -> Command {
-        let mut installer = Command::new(env!("CARGO_BIN_EXE_installer"));
+        let mut installer = Command::new(binary("installer"));
         installer.arg(command).arg("--allow-disk");
         for (flag, path) in [
             ("--run-dir", self.run.root()),
@@ -294,11 +306,13 @@ impl Node {
     }
 
     pub(crate) fn wait_ready(&self) {
-        wait_for(
-            &format!("ready: {}\n{}", self.health(), self.log_text()),
-            SOON,
-            || (self.health() == "ready").then_some(()),
-        );
+        let end = Instant::now() + SOON;
+        let mut health = self.health();
+        while health != "ready" {
+            assert!(Instant::now() < end, "not ready: {health}\n{}", self.log_text());
+            std::thread::sleep(Duration::from_millis(5));
+            health = self.health();
+        }
     }
 
     fn log(&self) -> PathBuf {
@@ -319,14 +333,19 @@ impl Node {
 
     /// Waits until a probe is told something with `part` in it.
     pub(crate) fn wait_health(&self, part: &str, within: Duration) -> String {
-        wait_for(
-            &format!("health {part:?}, is {:?}", self.health()),
-            within,
-            || {
-                let health = self.health();
-                health.contains(part).then_some(health)
-            },
-        )
+        let end = Instant::now() + within;
+        loop {
+            let health = self.health();
+            if health.contains(part) {
+                return health;
+            }
+            assert!(
+                Instant::now() < end,
+                "not {part:?} but {health:?}\n{}",
+                self.log_text()
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Plugins of the network that the runtime would use, in order.
