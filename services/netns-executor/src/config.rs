@@ -53,6 +53,9 @@ pub struct Arguments {
     /// Leave IPv6 alone.
     #[arg(long, env = "SLUICE_NO_IPV6")]
     no_ipv6: bool,
+    /// Asked to stop, serve on until the broker has gone, so many seconds at most. For a runtime that asks both at one time.
+    #[arg(long, env = "SLUICE_LINGER_SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=600))]
+    linger_seconds: u64,
     /// What to do; serve if nothing is named.
     #[command(subcommand)]
     pub command: Option<Command>,
@@ -74,6 +77,8 @@ pub struct Config {
     pub peers: Peers,
     /// The rest.
     pub settings: Settings,
+    /// How long to wait for the broker's end.
+    pub linger: Duration,
 }
 
 impl From<&Arguments> for Config {
@@ -105,6 +110,7 @@ impl From<&Arguments> for Config {
                 },
             },
             run,
+            linger: Duration::from_secs(arguments.linger_seconds),
         }
     }
 }

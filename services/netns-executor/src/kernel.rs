@@ -80,6 +80,9 @@ pub trait HostNetns: Send {
 
     /// The addresses in the sets.
     fn members(&mut self) -> Result<Vec<IpAddr>, Failure>;
+
+    /// Removes rules and sets altogether; none being there is not an error.
+    fn dismantle(&mut self) -> Result<(), Failure>;
 }
 
 /// A namespace that was opened from handed-over descriptors and checked.

@@ -19,6 +19,7 @@ pub mod pool;
 pub mod preflight;
 pub mod probe_set;
 pub mod reaper;
+pub mod retire;
 pub mod rules;
 pub mod sandbox;
 pub mod self_test;

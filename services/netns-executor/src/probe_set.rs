@@ -28,6 +28,8 @@ struct Inner {
     differences: Vec<String>,
     /// Left while the host was not at hand; taken out of the kernel's sets once it is.
     forgotten: BTreeSet<IpAddr>,
+    /// The agent leaves the node: rules and sets are gone and stay so.
+    retired: bool,
 }
 
 /// The sets; clones share them.
@@ -74,6 +76,7 @@ impl ProbeSet {
                 owners,
                 differences: Vec::new(),
                 forgotten: BTreeSet::new(),
+                retired: false,
             })),
             reaper,
             at_hand: watch::Sender::new(false),
@@ -163,6 +166,15 @@ impl ProbeSet {
         .await
     }
 
+    /// Removes rules and sets; nothing brings them back in this life.
+    pub async fn retire(&self) -> Result<(), Failure> {
+        self.with(|inner| {
+            inner.retired = true;
+            inner.host()?.dismantle()
+        })
+        .await
+    }
+
     /// Facts for `NodeStatus` and `Inspect`.
     pub async fn status(&self) -> Result<ProbeStatus, Failure> {
         self.with(|inner| {
@@ -205,6 +217,9 @@ impl Inner {
     }
 
     fn ensure(&mut self) -> Result<Vec<String>, Failure> {
+        if self.retired {
+            return Ok(Vec::new());
+        }
         let addresses: Vec<_> = self.owners.iter().map(|(address, _)| address).collect();
         let mut outcome = self.host()?.ensure(&addresses);
         if outcome.is_ok()

@@ -91,6 +91,8 @@ pub enum Reason {
     Replaced,
     /// Its namespace is nowhere to be found.
     NetnsGone,
+    /// The agent leaves the node.
+    Retired,
 }
 
 impl Reason {
@@ -103,6 +105,7 @@ impl Reason {
             Self::Cancelled => "cancelled",
             Self::Replaced => "replaced",
             Self::NetnsGone => "netns-gone",
+            Self::Retired => "retired",
         }
     }
 }

@@ -18,6 +18,7 @@ use crate::config::Config;
 use crate::kernel::real::RealKernel;
 use crate::node::Node;
 use crate::pool;
+use crate::retire;
 use crate::sandbox::restore;
 use crate::server::{Sockets, serve};
 
@@ -87,8 +88,14 @@ pub fn run(config: Config) -> anyhow::Result<()> {
         // From here on DEL reaches us.
         restore::honour_tombstones(&node);
         let stop = sluice_runtime::shutdown::signalled().context("cannot handle signals")?;
+        let stop = if config.linger.is_zero() {
+            stop
+        } else {
+            retire::after_the_broker(stop, node.hub.watching(), config.linger)
+        };
         tracing::info!(version = env!("CARGO_PKG_VERSION"), run_dir = %config.run.root().display(), "serving");
-        serve(node, sockets, stop).await;
+        serve(Arc::clone(&node), sockets, stop).await;
+        retire::remove_sockets(&node, &config.run);
         Ok(())
     })
 }

@@ -18,7 +18,8 @@ use sluice_proto::ambient::{AmbientOptions, Desired};
 use sluice_proto::pb::cni::add_response::Outcome;
 use sluice_proto::pb::executor::sandbox_event::Event;
 use sluice_proto::pb::executor::{
-    NodeStatusRequest, complete_request, complete_response, descriptor_reply, program_response,
+    NodeStatusRequest, RetireRequest, RetireResponse, complete_request, complete_response, descriptor_reply,
+    program_response,
 };
 use sluice_proto::pb::types::{self, Mode};
 
@@ -615,4 +616,47 @@ async fn after_a_restart_everything_is_listed_and_a_tombstone_is_honoured() {
             .reachable
     );
     assert_eq!(s.kernel.netns(pods[0].inode()).changes, 1, "no rule was changed");
+}
+
+#[tokio::test]
+async fn an_agent_that_leaves_the_node_undoes_everything_and_begins_nothing() {
+    let mut setup = setup().await;
+    let (first, second) = (
+        Pod::new(&setup.executor, "one", "uid-1"),
+        Pod::new(&setup.executor, "two", "uid-2"),
+    );
+    let mut adds = Vec::new();
+    for pod in [&first, &second] {
+        adds.push(setup.executor.add(pod));
+        setup.broker.enrol().await;
+    }
+    for add in adds {
+        assert_eq!(admitted(add.await.unwrap()), Mode::Ambient);
+    }
+    assert!(!setup.kernel.state().host_damaged);
+
+    let response = setup
+        .broker
+        .client
+        .retire(RetireRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(response, RetireResponse::default());
+    setup.assert_clean(&[&first, &second]);
+    assert!(setup.kernel.state().host_damaged, "the host's rules are gone");
+    for _ in 0..2 {
+        assert_eq!(setup.broker.gone().await.0, "retired");
+    }
+    // Nobody puts the host's rules back, and no sandbox begins.
+    setup.executor.node.probes.examine(true).await.unwrap();
+    assert!(setup.kernel.state().host_damaged);
+    let third = Pod::new(&setup.executor, "three", "uid-3");
+    let failure = refused(setup.executor.add(&third).await.unwrap());
+    assert!(
+        failure.cause.contains("being removed from this node"),
+        "{failure:?}"
+    );
+    // DEL works to the end.
+    setup.executor.del(&first).await;
 }

@@ -289,6 +289,21 @@ impl NetnsExecutor for FakeExecutor {
         Ok(Response::new(SyncHandoffsResponse {}))
     }
 
+    async fn retire(&self, _: Request<RetireRequest>) -> Result<Response<RetireResponse>, Status> {
+        let mut shared = self.0.lock().unwrap();
+        shared.calls.push("retire".to_owned());
+        for sandbox in std::mem::take(&mut shared.sandboxes).into_values() {
+            let gone = Gone {
+                attachment: sandbox.attachment,
+                generation: sandbox.generation,
+                pod: sandbox.pod,
+                reason: "retired".to_owned(),
+            };
+            send(&mut shared, sandbox_event::Event::Gone(gone));
+        }
+        Ok(Response::new(RetireResponse::default()))
+    }
+
     async fn preflight(&self, _: Request<PreflightRequest>) -> Result<Response<PreflightResponse>, Status> {
         Ok(Response::new(PreflightResponse::default()))
     }

@@ -220,6 +220,14 @@ impl HostNetns for HostHandle {
     fn members(&mut self) -> Result<Vec<IpAddr>, Failure> {
         Ok(self.0.state().probes.iter().copied().collect())
     }
+
+    fn dismantle(&mut self) -> Result<(), Failure> {
+        let mut state = self.0.state();
+        failing(&state, "dismantle")?;
+        state.probes.clear();
+        state.host_damaged = true;
+        Ok(())
+    }
 }
 
 impl Kernel for FakeKernel {

@@ -121,4 +121,9 @@ impl HostNetns for Host {
     fn members(&mut self) -> Result<Vec<IpAddr>, Failure> {
         probe_set::list(&self.sockets, &self.options).map_err(failed)
     }
+
+    fn dismantle(&mut self) -> Result<(), Failure> {
+        self.generation = None;
+        host::remove(&self.sockets).map(drop).map_err(failed)
+    }
 }

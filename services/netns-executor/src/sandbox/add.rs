@@ -81,6 +81,7 @@ impl Drop for Waiting {
 /// Begins an ADD: joins a running one, or makes a sandbox and ends those it replaces.
 pub fn begin(node: &Arc<Node>, request: Request) -> Result<Begun, Failure> {
     let mut inner = node.registry.lock();
+    inner.refuse_when_retired(STAGE)?;
     if inner.deleted_since(&request.attachment, request.accepted) {
         let cause = "the runtime deleted this attachment while the ADD was on its way";
         return Err(Failure::new(ErrorCode::TooLate, COMPONENT, STAGE, cause));

@@ -150,6 +150,7 @@ fn take(
         ifname: InterfaceName::parse(found.interface).map_err(invalid)?,
     };
     let mut inner = node.registry.lock();
+    inner.refuse_when_retired(STAGE)?;
     // Whoever came first has it: another pod, or this one's own ADD while the scan ran.
     if let Some(owner) = inner.owner_of(&opened.identity) {
         let (inode, owner) = (opened.identity.inode, owner.attachment.to_string());

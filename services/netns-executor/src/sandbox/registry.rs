@@ -6,13 +6,15 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use sluice_proto::code::ErrorCode;
 use sluice_proto::id::{Attachment, ContainerId, NetworkName, PodRef, PodUid};
-use sluice_proto::sandbox::NetnsIdentity;
+use sluice_proto::sandbox::{Failure, NetnsIdentity};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Message, Reason, Sender, Slot};
 use crate::foresight::{Foresight, NotForeseen};
+use crate::pool::COMPONENT;
 
 /// A DEL is remembered for this long.
 pub const TOMBSTONE: Duration = Duration::from_mins(1);
@@ -57,6 +59,8 @@ pub(crate) struct Inner {
     pruned: Option<Instant>,
     last_generation: u64,
     last_waiter: u64,
+    /// No sandbox begins any more.
+    retired: bool,
 }
 
 /// The registry.
@@ -112,6 +116,24 @@ impl Registry {
 
     pub(crate) fn all(&self) -> Vec<Handle> {
         self.lock().sandboxes.values().cloned().collect()
+    }
+
+    /// Ends all sandboxes, and lets none begin from now on. Returns what tells that each has ended.
+    pub(crate) fn retire(&self) -> Vec<CancellationToken> {
+        let mut inner = self.lock();
+        inner.retired = true;
+        let handles = inner.sandboxes.values();
+        handles
+            .map(|handle| {
+                handle.send(Message::Remove(Reason::Retired));
+                handle.ended.clone()
+            })
+            .collect()
+    }
+
+    /// Whether the agent leaves the node.
+    pub(crate) fn is_retired(&self) -> bool {
+        self.lock().retired
     }
 
     /// Those of one network that are not among `valid`.
@@ -193,6 +215,15 @@ impl Inner {
     pub(crate) fn next_generation(&mut self) -> u64 {
         self.last_generation = self.last_generation.saturating_add(1).max(crate::node::unix_ms());
         self.last_generation
+    }
+
+    /// The reason why no sandbox may begin, if there is one.
+    pub(crate) fn refuse_when_retired(&self, stage: &'static str) -> Result<(), Failure> {
+        if self.retired {
+            let cause = "the agent is being removed from this node";
+            return Err(Failure::new(ErrorCode::TooLate, COMPONENT, stage, cause));
+        }
+        Ok(())
     }
 
     /// A restored sandbox has this one.

@@ -13,9 +13,9 @@ use sluice_proto::pb::executor::netns_executor_server::NetnsExecutor;
 use sluice_proto::pb::executor::{
     self, AdoptRequest, AdoptResponse, CompleteRequest, CompleteResponse, ForeseeRequest, ForeseeResponse,
     InspectRequest, InspectResponse, MissingHandoff, NodeStatusRequest, NodeStatusResponse, PreflightRequest,
-    PreflightResponse, ProbeAddress, ProgramRequest, ProgramResponse, SyncHandoffsRequest,
-    SyncHandoffsResponse, SyncProbeSetRequest, SyncProbeSetResponse, WatchRequest, adopt_response,
-    complete_request, complete_response, program_response,
+    PreflightResponse, ProbeAddress, ProgramRequest, ProgramResponse, RetireRequest, RetireResponse,
+    SyncHandoffsRequest, SyncHandoffsResponse, SyncProbeSetRequest, SyncProbeSetResponse, WatchRequest,
+    adopt_response, complete_request, complete_response, program_response,
 };
 use sluice_proto::pb::types::Mode;
 use sluice_proto::sandbox::{Failure, InvalidMessage, parse_addresses};
@@ -26,6 +26,7 @@ use super::convert::{attachment, invalid, pod, unknown};
 use crate::hub::Subscription;
 use crate::node::Node;
 use crate::pool;
+use crate::retire;
 use crate::rules::HostOptions;
 use crate::sandbox::{Completed, Message, Programmed, Verdict, adopt};
 
@@ -286,6 +287,18 @@ impl NetnsExecutor for Executor {
             .handoffs
             .replace(missing.collect::<Result<_, Status>>()?);
         Ok(Response::new(SyncHandoffsResponse {}))
+    }
+
+    async fn retire(&self, _: Request<RetireRequest>) -> Result<Response<RetireResponse>, Status> {
+        // A task of its own: what was begun is finished whatever becomes of the caller.
+        let node = Arc::clone(&self.node);
+        let (unfinished, outcome) = tokio::spawn(async move { retire::retire(&node).await })
+            .await
+            .map_err(|error| Status::internal(error.to_string()))?;
+        Ok(Response::new(RetireResponse {
+            unfinished,
+            failed: outcome.err().as_ref().map(Into::into),
+        }))
     }
 
     async fn preflight(
