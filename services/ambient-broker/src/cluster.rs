@@ -158,6 +158,10 @@ impl NodeFacts for Kubernetes {
         self.credentials.borrow().as_ref().map(Credentials::to_pb)
     }
 
+    fn withdraw(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.book.withdraw())
+    }
+
     fn last_look(&self) -> BoxFuture<'_, Lifecycle> {
         let known = self.known.borrow().clone();
         Box::pin(async move { self.own.last_look(&self.api, &known).await })

@@ -17,7 +17,7 @@ use sluice_proto::paths::RunDir;
 use sluice_proto::pb::executor::netns_executor_client::NetnsExecutorClient;
 use sluice_proto::pb::executor::{
     AdoptRequest, CompleteRequest, Feature, ForeseeRequest, InspectRequest, InspectResponse, MissingHandoff,
-    NodeStatusRequest, NodeStatusResponse, PreflightRequest, ProbeAddress, ProgramRequest,
+    NodeStatusRequest, NodeStatusResponse, PreflightRequest, ProbeAddress, ProgramRequest, RetireRequest,
     SyncHandoffsRequest, SyncProbeSetRequest, WatchRequest, adopt_response, complete_request,
     complete_response, program_response, sandbox_event,
 };
@@ -39,6 +39,8 @@ const HEARTBEAT: Duration = Duration::from_secs(7);
 const CALL: Duration = Duration::from_secs(5);
 /// Adoption may scan all of `/proc`.
 const ADOPT: Duration = Duration::from_secs(15);
+/// The end of all sandboxes.
+const RETIRE: Duration = Duration::from_secs(6);
 /// Pauses between attempts to connect.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
@@ -363,6 +365,17 @@ impl Executor {
             missing: missing.collect(),
         };
         call(stage, CALL, client.sync_handoffs(request)).await.map(drop)
+    }
+
+    /// The agent leaves the node: everything that was programmed goes. Returns how many sandboxes were too slow.
+    pub async fn retire(&self) -> Result<u32, Failure> {
+        let stage = "retire";
+        let mut client = self.client(stage)?;
+        let response = call(stage, RETIRE, client.retire(RetireRequest {})).await?;
+        match response.failed {
+            Some(failure) => Err(failure.into()),
+            None => Ok(response.unfinished),
+        }
     }
 
     /// Which kernel features are there.

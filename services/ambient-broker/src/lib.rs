@@ -5,6 +5,7 @@ pub mod config;
 mod door;
 pub mod driver;
 pub mod executor;
+mod farewell;
 mod handoff;
 pub mod health;
 mod http;

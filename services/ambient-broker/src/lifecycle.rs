@@ -62,6 +62,10 @@ pub trait NodeFacts: fmt::Debug + Send + Sync {
     fn credentials(&self) -> Option<PluginCredentials>;
     /// Looks once more, within 2 s.
     fn last_look(&self) -> BoxFuture<'_, Lifecycle>;
+    /// Takes the status of every pod of this node back, for good; done once that is written.
+    fn withdraw(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
 }
 
 /// The server. Clones share it.
@@ -100,6 +104,26 @@ impl Node {
             ..self.state(lifecycle)
         };
         self.last.send_replace(Some(state));
+    }
+
+    /// The cluster.
+    pub(crate) fn facts(&self) -> &dyn NodeFacts {
+        &*self.facts
+    }
+
+    /// What was found out after we were asked to stop.
+    pub(crate) async fn last_word(&self) -> Fate {
+        let mut last = self.last.subscribe();
+        // The sender lives in `self`, so there is no error.
+        let word = last.wait_for(Option::is_some).await;
+        match word
+            .ok()
+            .and_then(|state| state.as_ref().map(NodeState::lifecycle))
+        {
+            Some(PbLifecycle::Remove) => Fate::Remove,
+            Some(PbLifecycle::Keep) => Fate::Keep,
+            Some(PbLifecycle::Unspecified) | None => Fate::Unknown,
+        }
     }
 
     fn state(&self, lifecycle: Lifecycle) -> NodeState {

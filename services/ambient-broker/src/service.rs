@@ -20,6 +20,7 @@ use crate::compat::Compatibility;
 use crate::door::doors;
 use crate::driver::{Beat, Driver, Parts, Query};
 use crate::executor::Executor;
+use crate::farewell::{self, Farewell};
 use crate::handoff;
 use crate::health::Health;
 use crate::http::Monitoring;
@@ -142,16 +143,17 @@ pub async fn run(
     tasks.spawn(driver.run(end.clone()));
     tasks.spawn(handoffs);
     tasks.spawn(time_until_ready(ready, metrics.clone(), stop.clone()));
-    tasks.spawn(zds.serve(listeners.zds, stop.clone(), end.clone()));
+    tasks.spawn(zds.clone().serve(listeners.zds, stop.clone(), end.clone()));
     let [workload, http, plugin, installer] = doors(config.workload_peers, &metrics);
+    let mut farewell = None;
     if let Some((listener, facts)) = listeners.node.zip(config.node) {
-        serve_node(
-            listener,
-            installer,
-            Node::new(facts, feeding.health.clone()),
-            &tasks,
-            &stop,
-        );
+        let node = Node::new(facts, feeding.health.clone());
+        farewell = Some(Farewell {
+            node: node.clone(),
+            executor: feeding.executor.clone(),
+            zds: zds.clone(),
+        });
+        serve_node(listener, installer, node, &tasks, &stop);
     }
     serve_unix(listeners.http, http, servers.monitoring.clone(), &tasks, &stop);
     if let Some(listener) = listeners.compatibility {
@@ -163,7 +165,14 @@ pub async fn run(
     serve_workloads(listeners.workload, workload, servers.workloads, &tasks, &stop);
     tasks.spawn(feed(feeding));
     stop.cancelled().await;
+    let leaves = match farewell {
+        Some(farewell) => farewell.say().await,
+        None => false,
+    };
     finish(&tasks, &end, &queries).await;
+    if leaves {
+        farewell::remove_sockets(&config.run, &config.zds.socket);
+    }
     Ok(())
 }
 

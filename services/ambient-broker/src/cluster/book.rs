@@ -5,6 +5,7 @@
 //! the API says are on this node get into it.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,9 @@ use crate::reconcile::event::{PodReport, Standing};
 
 /// The value that the control plane takes for "accepts HBONE".
 pub(super) const ENABLED: &str = "enabled";
+
+/// Between two looks whether everything is written.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// The annotation as the API has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,6 +108,8 @@ pub(super) enum Patched {
 /// The book. Clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct Book {
+    /// The agent leaves: no annotation is set any more.
+    withdrawn: Arc<AtomicBool>,
     pages: Arc<Mutex<HashMap<PodUid, Page>>>,
     changed: Arc<Notify>,
     retry: (Duration, Duration),
@@ -113,6 +119,7 @@ impl Book {
     /// `retry`: first and longest pause between two attempts at one patch.
     pub(super) fn new(retry: (Duration, Duration)) -> Self {
         Self {
+            withdrawn: Arc::default(),
             pages: Arc::default(),
             changed: Arc::default(),
             retry,
@@ -132,7 +139,7 @@ impl Book {
         let mark = Mark::of(pod);
         let mut pages = self.lock();
         let Some(page) = pages.get_mut(&key).filter(|page| page.api == pod.pod.id) else {
-            let wanted = mark == Mark::Enabled;
+            let wanted = mark == Mark::Enabled && !self.withdrawn.load(Ordering::Relaxed);
             pages.insert(
                 key,
                 Page {
@@ -181,6 +188,7 @@ impl Book {
     /// What the annotation should say. `false`: no such pod here.
     pub(super) fn want(&self, key: &PodUid, enrolled: bool) -> bool {
         let mut pages = self.lock();
+        let enrolled = enrolled && !self.withdrawn.load(Ordering::Relaxed);
         let Some(page) = pages.get_mut(key) else {
             return false;
         };
@@ -193,6 +201,23 @@ impl Book {
             self.changed.notify_one();
         }
         true
+    }
+
+    /// Takes every annotation back, and lets none be set from now on. Returns when that is written.
+    pub(super) async fn withdraw(&self) {
+        {
+            let mut pages = self.lock();
+            self.withdrawn.store(true, Ordering::Relaxed);
+            for page in pages.values_mut() {
+                page.wanted = false;
+                page.not_before = None;
+                page.pause.reset();
+            }
+        }
+        self.changed.notify_one();
+        while !self.lock().values().all(|page| page.mark.says(false)) {
+            tokio::time::sleep(LOOK).await;
+        }
     }
 
     /// At most `room` patches that are due, and when the next one is. Each is under way from now on.
