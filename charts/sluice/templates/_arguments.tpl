@@ -67,6 +67,9 @@
   "--shutdown-seconds" (include "sluice.lastSeconds" .) -}}
 {{- with $cni.ownedFileName -}}{{- $args = concat $args (list "--owned-name" .) -}}{{- end -}}
 {{- with $cni.primaryFileName -}}{{- $args = concat $args (list "--primary" .) -}}{{- end -}}
+{{- with $cni.runtimeConfig -}}
+{{- $args = concat $args (list "--runtime-config" (printf "/host/runtime/%s" (base .))) -}}
+{{- end -}}
 {{- if $cni.groupRead -}}{{- $args = append $args "--group-read" -}}{{- end -}}
 {{- if .Values.takeover.istioCni -}}
 {{- $args = concat $args (list "--take-over" "--istio-run-dir" .Values.takeover.socketDir) -}}

@@ -121,6 +121,20 @@ fn a_directory_below_a_link_is_reached_through_the_links_parent() {
 }
 
 #[test]
+fn the_runtimes_configuration_is_read_where_it_is_named_and_only_there() {
+    let set = Release::render(&["cni.runtimeConfig=/etc/containerd/config.toml"]);
+    assert_eq!(
+        set.flag("installer", "--runtime-config").unwrap(),
+        "/host/runtime/config.toml"
+    );
+    let installer = set.host_paths("installer");
+    let mount = at(&installer, "/host/runtime");
+    assert!(mount.read_only && mount.host == "/etc/containerd", "{mount:?}");
+    let usual = Release::render(&[]);
+    assert_eq!(usual.flag("installer", "--runtime-config"), None);
+}
+
+#[test]
 fn openshift_gets_constraints_with_no_more_than_the_containers_ask_for() {
     let release = Release::render(&["platform=openshift"]);
     let scc = release.object("SecurityContextConstraints", "sluice-node");
