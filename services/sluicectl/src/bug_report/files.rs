@@ -50,7 +50,6 @@ fn versions() -> String {
     for path in [
         "/proc/sys/kernel/hostname",
         "/proc/version",
-        "/proc/cmdline",
         "/proc/sys/kernel/random/boot_id",
         "/proc/uptime",
         "/etc/os-release",
@@ -91,6 +90,10 @@ fn run_directory(collection: &mut Collection, run_dir: &RunDir) {
         }
     }
     let path = run_dir.kubeconfig();
+    // A container that does not see the directory has nothing to say of it.
+    if !path.parent().is_some_and(Path::exists) {
+        return;
+    }
     match read_start(&path) {
         Ok(text) => match kubeconfig::without_tokens(&text, &mut collection.redactor) {
             Some(text) => collection.add("kubeconfig.json", text),
