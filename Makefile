@@ -10,7 +10,7 @@ HOST_ENV := $(shell echo "$(HOST)" | tr 'a-z-' 'A-Z_')
 STATIC := -C target-feature=+crt-static -C relocation-model=static
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 DIST := $(abspath $(TARGET_DIR))/dist
-SERVICES := netns-executor netns-opener ambient-broker installer sluice-cni-removed sluicectl standin-proxy sluice-demo sluice-bench floor-empty peak-memory
+SERVICES := ambient-broker installer sluice-cni-removed sluicectl standin-proxy sluice-demo sluice-bench floor-empty peak-memory
 
 # What the tests compare with and build on; the demo needs none of it.
 PACKAGES := nftables iptables iproute2 ipset conntrack strace procps containernetworking-plugins
@@ -46,9 +46,11 @@ dist: export CARGO_TARGET_$(HOST_ENV)_RUSTFLAGS := $(STATIC)
 dist: ## build the shipped binaries into target/dist
 	cargo build --locked --release --target $(HOST) $(foreach bin,$(SERVICES),--bin $(bin))
 	cargo build --locked --profile plugin --target $(HOST) -p sluice-cni
+	cargo build --locked --profile small --target $(HOST) --bin netns-executor --bin netns-opener
 	@mkdir -p $(DIST)
 	@for bin in $(SERVICES); do install -m 0755 $(TARGET_DIR)/$(HOST)/release/$$bin $(DIST)/$$bin; done
 	@install -m 0755 $(TARGET_DIR)/$(HOST)/plugin/sluice-cni $(DIST)/sluice-cni
+	@for bin in netns-executor netns-opener; do install -m 0755 $(TARGET_DIR)/$(HOST)/small/$$bin $(DIST)/$$bin; done
 	@ln -f $(DIST)/sluicectl $(DIST)/kubectl-sluice
 
 image: dist ## build the container image without a daemon: target/image/sluice.oci.tar (needs root)

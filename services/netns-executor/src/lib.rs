@@ -22,6 +22,7 @@ pub mod reaper;
 pub mod retire;
 pub mod rules;
 pub mod sandbox;
+pub mod seccomp;
 pub mod self_test;
 pub mod server;
 pub mod start;

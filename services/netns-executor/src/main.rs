@@ -8,9 +8,6 @@ use sluice_netns_executor::config::{Arguments, Command, Config};
 use sluice_netns_executor::start;
 use sluice_runtime::{limits, privileges, seccomp, telemetry};
 
-/// Every system call that a serving executor makes.
-const SECCOMP: &str = include_str!("../seccomp/netns-executor.json");
-
 fn main() -> ExitCode {
     let arguments = Arguments::read();
     telemetry::init("netns-executor");
@@ -33,6 +30,7 @@ fn serve(config: Config) -> anyhow::Result<()> {
     tracing::info!(descriptors, "open-files limit");
     start::make_directories(&config)?;
     privileges::drop_to(&[Capability::CAP_NET_ADMIN]).context("cannot drop privileges")?;
-    seccomp::install(SECCOMP).context("cannot install the seccomp filter")?;
+    seccomp::install_compiled(sluice_netns_executor::seccomp::EXECUTOR)
+        .context("cannot install the seccomp filter")?;
     start::run(config)
 }

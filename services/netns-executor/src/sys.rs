@@ -1,7 +1,8 @@
-//! The few socket calls that no crate of ours wraps: the one place where this process speaks to a descriptor directly.
+//! The few calls that no crate of ours wraps: the one place where this process speaks to a descriptor, or of its own
+//! memory, directly.
 #![expect(
     unsafe_code,
-    reason = "SIOCGSKNS, NS_GET_NSTYPE and socket options that nix does not know have no safe wrapper"
+    reason = "SIOCGSKNS, NS_GET_NSTYPE, madvise and socket options that nix does not know have no safe wrapper"
 )]
 
 use std::mem::{MaybeUninit, size_of};
@@ -20,6 +21,23 @@ const NS_GET_NSTYPE: libc::c_ulong = 0xb703;
 const AF_NETLINK: libc::sa_family_t = 16;
 /// `RTMGRP_LINK` (linux/rtnetlink.h).
 const RTMGRP_LINK: u32 = 1;
+
+unsafe extern "C" {
+    /// Where the program's image begins in memory; given by the linker (ld.bfd, lld).
+    static __executable_start: u8;
+    /// Where its code ends (end(3)).
+    static etext: u8;
+}
+
+/// Gives back the pages of this program's code; those still in use return with their next use, from the page cache.
+/// What runs only at start would otherwise count as a long-lived process's memory for ever.
+pub(crate) fn give_back_code() {
+    let (start, end) = (&raw const __executable_start, &raw const etext);
+    let length = end.addr().saturating_sub(start.addr());
+    // SAFETY: from the image's beginning to the end of code there are only pages of the file that nobody has written to
+    // or can write to, so what is read there next is what was there before (madvise(2)). Failure changes nothing.
+    unsafe { libc::madvise(start.cast_mut().cast(), length, libc::MADV_DONTNEED) };
+}
 
 /// Reads a socket option into `value`, which also tells what is asked for where the option wants that; returns how
 /// much the kernel wrote.
@@ -149,4 +167,15 @@ pub(crate) fn subscribe_to_links(socket: impl AsFd) -> Result<(), Errno> {
     let flags = nix::fcntl::OFlag::from_bits_truncate(flags) | nix::fcntl::OFlag::O_NONBLOCK;
     nix::fcntl::fcntl(socket, nix::fcntl::FcntlArg::F_SETFL(flags))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn code_that_was_given_back_still_runs() {
+        static CONSTANT: [u8; 4096] = [7; 4096];
+        let before = CONSTANT.iter().map(|byte| u64::from(*byte)).sum::<u64>();
+        super::give_back_code();
+        assert_eq!(CONSTANT.iter().map(|byte| u64::from(*byte)).sum::<u64>(), before);
+    }
 }

@@ -1,6 +1,9 @@
-//! Seccomp filters as reviewed data: a JSON file a service, compiled at start.
+//! Seccomp filters as reviewed data: a JSON file a service, compiled at start or when the service is built.
 
 use seccompiler::{BpfMap, TargetArch, apply_filter, compile_from_json};
+
+/// One instruction of a compiled filter (`struct sock_filter`, linux/filter.h).
+pub use seccompiler::sock_filter as Instruction;
 
 /// Name of the one filter in a service's JSON file.
 const FILTER: &str = "process";
@@ -33,6 +36,15 @@ pub fn install(json: &str) -> Result<(), SeccompError> {
     apply_filter(filter).map_err(SeccompError::Install)
 }
 
+/// As [`install`], for a filter that was compiled when the service was built. An empty one is none at all: the build
+/// was for an architecture that the file has no filter for.
+pub fn install_compiled(filter: &[Instruction]) -> Result<(), SeccompError> {
+    if filter.is_empty() {
+        return Err(SeccompError::Architecture(std::env::consts::ARCH.to_owned()));
+    }
+    apply_filter(filter).map_err(SeccompError::Install)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,6 +63,25 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn a_compiled_filter_works_as_its_file_and_an_empty_one_is_refused() {
+        const DENY_MKDIR: &str = r#"{"process": {"mismatch_action": "allow", "match_action": {"errno": 1},
+            "filter": [{"syscall": "mkdir"}, {"syscall": "mkdirat"}]}}"#;
+        let target = TargetArch::try_from(std::env::consts::ARCH).unwrap();
+        let filters: BpfMap = compile_from_json(DENY_MKDIR.as_bytes(), target).unwrap();
+        std::thread::spawn(move || {
+            install_compiled(&filters[FILTER]).unwrap();
+            let denied = std::fs::create_dir("/tmp/never-made-by-a-test").unwrap_err();
+            assert_eq!(denied.raw_os_error(), Some(libc::EPERM));
+        })
+        .join()
+        .unwrap();
+        assert!(matches!(
+            install_compiled(&[]),
+            Err(SeccompError::Architecture(_))
+        ));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use super::error::NetlinkError;
 use super::socket::{ACK, DUMP, REQUEST, RouteSocket};
 
 const NEWLINK: u16 = 16;
+const DELLINK: u16 = 17;
 const GETLINK: u16 = 18;
 const NEWADDR: u16 = 20;
 const GETADDR: u16 = 22;
@@ -77,6 +78,13 @@ pub fn link_exists(socket: &RouteSocket, name: &str) -> Result<bool, NetlinkErro
         Err(error) if error.errno() == Some(libc::ENODEV) => Ok(false),
         found => found,
     }
+}
+
+/// The name of the interface whose deletion a message tells.
+pub fn deleted<'a>(message: &Message<'a>) -> Option<&'a str> {
+    (message.ty == DELLINK)
+        .then(|| message.attributes(LINK_FIXED).string(IFLA_IFNAME))
+        .flatten()
 }
 
 /// Every address with its interface's name, loopback interfaces left out.

@@ -11,7 +11,7 @@ use landlock::{
     RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 use sluice_runtime::privileges::{self, PrivilegeError};
-use sluice_runtime::seccomp::{self, SeccompError};
+use sluice_runtime::seccomp::{SeccompError, install_compiled};
 use sluice_runtime::telemetry::chain;
 
 /// Newest Landlock interface that this cage was tested with; older kernels enforce what they know.
@@ -61,13 +61,13 @@ pub fn confine_opener(proc: &Path, netns_directories: &[PathBuf]) -> Result<(), 
     if status.ruleset == RulesetStatus::NotEnforced {
         tracing::warn!("this kernel has no Landlock: seccomp and capabilities alone confine the opener");
     }
-    seccomp::install(include_str!("seccomp-opener.json"))?;
+    install_compiled(crate::seccomp::OPENER)?;
     Ok(())
 }
 
 /// Confines the calling thread to what the helper does: open files for reading, and pass them on unread.
 pub fn confine_keyhole() -> Result<(), CageError> {
     privileges::drop_to(&[Capability::CAP_SYS_PTRACE])?;
-    seccomp::install(include_str!("seccomp-keyhole.json"))?;
+    install_compiled(crate::seccomp::KEYHOLE)?;
     Ok(())
 }

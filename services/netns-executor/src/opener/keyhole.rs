@@ -113,6 +113,7 @@ fn words(bytes: &[u8]) -> impl Iterator<Item = u32> {
 fn serve(proc: &File, parent: &OwnedFd) -> Result<(), TransportError> {
     let mut path = String::with_capacity(32);
     loop {
+        crate::sys::give_back_code();
         let request = receive(parent, MESSAGE_LEN, 0)?;
         if request.bytes.is_empty() {
             return Ok(());

@@ -22,6 +22,8 @@ use super::scan::{self, Scan};
 /// Short, because every ADD of a mesh pod waits for the host's namespace.
 const FIRST_DELAY: Duration = Duration::from_millis(20);
 const LONGEST_DELAY: Duration = Duration::from_millis(250);
+/// Requests come in bursts; after this long without one the next may be far away.
+const IDLE: Duration = Duration::from_millis(100);
 
 /// What the opener was started with.
 #[derive(Debug, Clone)]
@@ -150,7 +152,14 @@ impl Opener {
     /// Answers one connection; true: asked to stop.
     fn serve(&mut self, connection: &OwnedFd) -> Result<bool, OpenerError> {
         loop {
-            if matches!(self.wait(Some(connection), None)?, Wake::Terminate) {
+            let woken = match self.wait(Some(connection), Some(IDLE))? {
+                Wake::Elapsed => {
+                    crate::sys::give_back_code();
+                    self.wait(Some(connection), None)?
+                }
+                woken => woken,
+            };
+            if matches!(woken, Wake::Terminate) {
                 return Ok(true);
             }
             match self.answer(connection) {

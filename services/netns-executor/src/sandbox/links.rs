@@ -1,18 +1,16 @@
 //! Link notifications of one sandbox: its interface vanishing is how a missed DEL is noticed.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
-use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
-use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv};
 use sluice_proto::id::InterfaceName;
 use sluice_proto::transport::reactor;
-use std::os::fd::AsRawFd;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use crate::netlink::bytes::Messages;
+use crate::netlink::link;
 use crate::sys;
 
 /// A link message is about 1.5 KiB.
@@ -80,23 +78,6 @@ fn read(socket: &OwnedFd, ifname: &InterfaceName) -> Result<bool, Errno> {
 }
 
 /// Whether the messages tell that the interface is gone.
-fn deletes(mut bytes: &[u8], ifname: &InterfaceName) -> bool {
-    while let Ok(message) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(bytes) {
-        let length = usize::try_from(message.header.length).unwrap_or(usize::MAX);
-        if let NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(link)) = message.payload
-            && is_named(&link, ifname)
-        {
-            return true;
-        }
-        match bytes.get(length.next_multiple_of(4)..) {
-            Some(rest) if length > 0 && !rest.is_empty() => bytes = rest,
-            _ => break,
-        }
-    }
-    false
-}
-
-fn is_named(link: &LinkMessage, ifname: &InterfaceName) -> bool {
-    let named = |attribute: &LinkAttribute| matches!(attribute, LinkAttribute::IfName(name) if name == ifname.as_str());
-    link.attributes.iter().any(named)
+fn deletes(datagram: &[u8], ifname: &InterfaceName) -> bool {
+    Messages(datagram).any(|message| link::deleted(&message) == Some(ifname.as_str()))
 }
