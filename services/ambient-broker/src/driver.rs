@@ -273,6 +273,10 @@ impl Driver {
                     let result = executor.adopt(&pod, &addresses).await.map(Box::new);
                     Event::Adopted { pod: pod.uid, result }
                 }
+                Effect::LetGo { id, pod } => {
+                    let result = executor.pod_gone(&id, &pod).await;
+                    Event::LetGo { id, pod, result }
+                }
                 Effect::SyncProbes { add, remove, prune } => {
                     Event::ProbesSynced(executor.sync_probes(&add, &remove, prune).await)
                 }

@@ -17,7 +17,8 @@ use sluice_proto::paths::RunDir;
 use sluice_proto::pb::executor::netns_executor_client::NetnsExecutorClient;
 use sluice_proto::pb::executor::{
     AdoptRequest, CompleteRequest, Feature, ForeseeRequest, InspectRequest, InspectResponse, MissingHandoff,
-    NodeStatusRequest, NodeStatusResponse, PreflightRequest, ProbeAddress, ProgramRequest, RetireRequest,
+    NodeStatusRequest, NodeStatusResponse, PodGoneRequest, PreflightRequest, ProbeAddress, ProgramRequest,
+    RetireRequest,
     SyncHandoffsRequest, SyncProbeSetRequest, WatchRequest, adopt_response, complete_request,
     complete_response, program_response, sandbox_event,
 };
@@ -315,6 +316,22 @@ impl Executor {
             }
             Some(adopt_response::Outcome::Failed(failure)) => Err(failure.into()),
             None => Err(malformed(stage)),
+        }
+    }
+
+    /// Tells that the pod of a sandbox no longer exists; an error says who still has its namespace.
+    pub async fn pod_gone(&self, id: &SandboxId, pod: &PodUid) -> Result<(), String> {
+        let stage = "let go";
+        let mut client = self.client(stage).map_err(|failure| failure.to_string())?;
+        let request = PodGoneRequest {
+            attachment: Some((&id.attachment).into()),
+            generation: id.generation,
+            pod_uid: pod.to_string(),
+        };
+        let response = call(stage, ADOPT, client.pod_gone(request)).await;
+        match response.map_err(|failure| failure.to_string())?.held {
+            held if held.is_empty() => Ok(()),
+            held => Err(held),
         }
     }
 

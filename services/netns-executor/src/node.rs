@@ -36,6 +36,15 @@ pub struct Settings {
     /// After so long in vain a namespace that is nowhere is given up. A runtime may take its time to bring it back
     /// after a restart; the broker can have a pod that still runs looked for again.
     pub give_up: Duration,
+    /// How often it is looked whether anybody else still has a namespace.
+    pub unused: Duration,
+    /// So long after it was told that the pod is gone at the source, a sandbox is let go of although somebody else
+    /// still has its namespace: the runtime's DEL had its time.
+    pub pod_gone: Duration,
+    /// How often a scratch namespace is programmed, as proof that this process works.
+    pub self_test: Duration,
+    /// The health probe fails while a kernel call takes longer than this.
+    pub stuck: Duration,
     /// What the host's rules are made of; pods must be programmed with the same.
     pub host: HostOptions,
 }

@@ -28,6 +28,7 @@ pub mod recovery;
 pub mod registry;
 pub mod restore;
 mod task;
+pub mod unused;
 
 /// What the runtime is told about an ADD.
 #[derive(Debug, Clone)]
@@ -89,10 +90,12 @@ pub enum Reason {
     Cancelled,
     /// Another sandbox took its place.
     Replaced,
-    /// Its namespace is nowhere to be found.
+    /// Its namespace is nowhere to be found, or nobody but us has it.
     NetnsGone,
     /// The agent leaves the node.
     Retired,
+    /// Its pod no longer exists at the source.
+    PodGone,
 }
 
 impl Reason {
@@ -106,6 +109,7 @@ impl Reason {
             Self::Replaced => "replaced",
             Self::NetnsGone => "netns-gone",
             Self::Retired => "retired",
+            Self::PodGone => "pod-gone",
         }
     }
 }
@@ -148,6 +152,12 @@ pub(crate) enum Message {
     },
     /// End the sandbox.
     Remove(Reason),
+    /// The pod is gone at the source; who else has the namespace, if anybody.
+    PodGone {
+        generation: u64,
+        used: Option<String>,
+        reply: oneshot::Sender<Result<(), String>>,
+    },
     /// The namespace is at hand again.
     Attach {
         opened: Opened,

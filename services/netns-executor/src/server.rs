@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::drift;
 use crate::node::Node;
-use crate::sandbox::recovery;
+use crate::sandbox::{recovery, unused};
 use crate::self_test;
 
 mod cni;
@@ -77,12 +77,13 @@ pub async fn serve(node: Arc<Node>, sockets: Sockets, stop: CancellationToken) {
         opener,
         peers,
     } = sockets;
-    let background: [std::pin::Pin<Box<dyn Future<Output = ()> + Send>>; 8] = [
+    let background: [std::pin::Pin<Box<dyn Future<Output = ()> + Send>>; 9] = [
         Box::pin(Arc::clone(&node.hub).beat()),
         Box::pin(drift::watch_pods(Arc::clone(&node))),
         Box::pin(drift::watch_host(Arc::clone(&node))),
         Box::pin(drift::watch_interfaces(Arc::clone(&node))),
         Box::pin(recovery::run(Arc::clone(&node))),
+        Box::pin(unused::watch(Arc::clone(&node))),
         Box::pin(self_test::run(Arc::clone(&node))),
         Box::pin(descriptor::serve(
             Arc::clone(&node),

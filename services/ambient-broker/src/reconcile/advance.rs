@@ -25,6 +25,7 @@ impl World {
             // Its netns is going away: rules and drain do not matter any more, ztunnel and the probe set do.
             self.withdraw(pod);
             self.drop_probes(pod);
+            self.tell_gone(pod);
         } else if pod.usable().is_some_and(|current| current.undo) {
             self.undo(pod);
         } else if let Some(options) = pod.wanted().cloned() {

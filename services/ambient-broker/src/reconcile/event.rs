@@ -163,6 +163,15 @@ pub enum Event {
         /// The sandbox found.
         result: Result<Box<Sandbox>, Failure>,
     },
+    /// Answer to [`Effect::LetGo`].
+    LetGo {
+        /// Which sandbox.
+        id: SandboxId,
+        /// Whose.
+        pod: PodUid,
+        /// Whether it is gone, or who still has its namespace.
+        result: Result<(), String>,
+    },
     /// Answer to [`Effect::SyncProbes`].
     ProbesSynced(Result<(), Failure>),
 
@@ -339,6 +348,13 @@ pub enum Effect {
         pod: PodRef,
         /// Its addresses.
         addresses: Vec<IpAddr>,
+    },
+    /// Tell the executor that the pod of a sandbox no longer exists.
+    LetGo {
+        /// Which sandbox.
+        id: SandboxId,
+        /// Whose.
+        pod: PodUid,
     },
     /// Change the host's probe set.
     SyncProbes {

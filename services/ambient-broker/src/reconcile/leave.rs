@@ -1,13 +1,53 @@
 //! Leaving the mesh so that nothing is lost: first no new connection is redirected and peers are told; once the
 //! kept connections have ended, or nobody waits any longer, ztunnel is told and the rest is removed.
 
+use std::time::Duration;
+
 use sluice_proto::ambient::Desired;
 
 use super::event::Effect;
 use super::pod::{Drain, Pod};
 use super::world::World;
 
+/// Pause before the executor is told again that a pod is gone.
+const LET_GO: Duration = Duration::from_secs(1);
+
 impl World {
+    /// The source no longer has the pod, and the runtime has not deleted its sandbox. Usually it is about to: the
+    /// executor lets go once nobody else has the namespace, and is told until it does.
+    pub(super) fn tell_gone(&mut self, pod: &mut Pod) {
+        // Before the source has told everything, a pod that it has not told of may well exist.
+        if pod.object.is_some() || !self.synced || !self.executor_up() {
+            return;
+        }
+        let now = self.now;
+        let Some(current) = pod.current.as_mut() else {
+            return;
+        };
+        if current.letting_go || !current.let_go.ready(now) {
+            return;
+        }
+        current.letting_go = true;
+        let id = current.id().clone();
+        self.emit(Effect::LetGo {
+            id,
+            pod: pod.reference.uid.clone(),
+        });
+    }
+
+    /// Whether the executor has let go of a pod that is gone. If it has, its watch says so too.
+    pub(super) fn told_gone(&mut self, pod: &mut Pod, result: Result<(), String>) {
+        let now = self.now;
+        let Some(current) = pod.current.as_mut() else {
+            return;
+        };
+        current.letting_go = false;
+        current.let_go.failed(now, LET_GO, LET_GO, &mut self.jitter);
+        if let Err(cause) = result {
+            self.log(pod, super::event::Level::Info, "sandbox outlives its pod", cause);
+        }
+    }
+
     pub(super) fn leave(&mut self, pod: &mut Pod) {
         let Some(current) = pod.current.as_ref() else {
             return;

@@ -107,6 +107,10 @@ pub(super) struct Current {
     /// A failed enrolment is being taken back.
     pub(super) undo: bool,
     pub(super) drain: Drain,
+    /// The executor is being told that the pod is gone.
+    pub(super) letting_go: bool,
+    /// When it is told again.
+    pub(super) let_go: Backoff,
 }
 
 /// Leaving the mesh.
@@ -135,6 +139,8 @@ impl Current {
             established,
             undo: false,
             drain: Drain::default(),
+            letting_go: false,
+            let_go: Backoff::default(),
         }
     }
 
@@ -346,6 +352,7 @@ impl Pod {
             return wake;
         };
         at(current.fetch.wake(now));
+        at(current.let_go.wake(now));
         if let Some(add) = &current.add
             && add.completing.is_none()
         {

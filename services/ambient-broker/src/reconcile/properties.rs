@@ -416,6 +416,18 @@ impl World {
                 pod: pod.uid,
                 result: Err(broken()),
             },
+            Effect::LetGo { id, pod } => {
+                let known = self.sandboxes.values().any(|sandbox| sandbox.id == id);
+                if known && !fails {
+                    self.del(World::number(&pod));
+                }
+                let result = if known && fails {
+                    Err("mounted".into())
+                } else {
+                    Ok(())
+                };
+                Event::LetGo { id, pod, result }
+            }
             Effect::SyncProbes { .. } => Event::ProbesSynced(if fails { Err(broken()) } else { Ok(()) }),
             Effect::Lookup(pod) => Event::LookedUp {
                 pod,

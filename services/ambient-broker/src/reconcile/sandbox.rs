@@ -36,6 +36,9 @@ impl State {
             Event::SandboxPending(sandbox) | Event::SandboxChanged(sandbox) => self.sandbox(*sandbox),
             Event::SandboxGone { id, pod } => self.gone(&id, &pod),
             Event::Adopted { pod, result } => self.adopted(&pod, result),
+            Event::LetGo { id, pod, result } => {
+                self.of(&id, &pod, |world, pod| world.told_gone(pod, result));
+            }
             Event::ProbesSynced(result) => self.probes_synced(result),
             Event::Foreseen { call, result } => self.world.foreseen(call, &result),
             Event::Programmed {
@@ -288,6 +291,7 @@ impl World {
             current.programming = None;
             current.rules = sandbox.programmed.clone();
             current.offering = false;
+            current.letting_go = false;
             current.undo = false;
             current.drain.inspecting = false;
             current.sandbox = sandbox;

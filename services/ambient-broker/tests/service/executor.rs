@@ -229,6 +229,14 @@ impl NetnsExecutor for FakeExecutor {
         Ok(Response::new(CompleteResponse { outcome }))
     }
 
+    async fn pod_gone(&self, request: Request<PodGoneRequest>) -> Result<Response<PodGoneResponse>, Status> {
+        let id = request.into_inner().attachment.unwrap().container_id;
+        self.0.lock().unwrap().calls.push(format!("pod gone {id}"));
+        Ok(Response::new(PodGoneResponse {
+            held: "mounted".into(),
+        }))
+    }
+
     async fn adopt(&self, request: Request<AdoptRequest>) -> Result<Response<AdoptResponse>, Status> {
         let request = request.into_inner();
         let mut shared = self.0.lock().unwrap();

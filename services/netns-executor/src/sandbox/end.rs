@@ -25,7 +25,8 @@ impl Task {
             .mark_ending(&record.attachment, record.generation);
         tracing::info!(attachment = %record.attachment, pod = %record.pod, reason = reason.as_str(), "sandbox ends");
         let undo = async {
-            if ![Reason::InterfaceGone, Reason::NetnsGone].contains(&reason)
+            // Nobody is there any more; or, with the pod gone at the source only, whoever is must not leave the mesh.
+            if ![Reason::InterfaceGone, Reason::NetnsGone, Reason::PodGone].contains(&reason)
                 && record.programmed.is_some()
                 && self.descriptor.is_some()
             {

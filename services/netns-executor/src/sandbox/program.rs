@@ -21,6 +21,8 @@ impl Task {
             return Programmed::TooLate;
         }
         self.heard();
+        // Whoever programs it knows of the pod.
+        self.pod_gone = None;
         if self.descriptor.is_none() {
             // Not even on record: later, when the namespace is back, nobody may want it any more.
             return Programmed::Failed(not_at_hand("program rules"));

@@ -241,7 +241,7 @@ pub(crate) async fn open(node: &Arc<Node>, request: &OpenerRequest) -> Result<Op
     })
 }
 
-pub(super) async fn ask_scan(node: &Node) -> Result<(), Failure> {
+pub(crate) async fn ask_scan(node: &Node) -> Result<(), Failure> {
     let scanned = node.opener.ask(&OpenerRequest::Scan, None).await;
     scanned.map(drop).map_err(|error| error.failure(STAGE))
 }

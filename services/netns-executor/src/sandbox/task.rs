@@ -70,6 +70,8 @@ pub(super) struct Task {
     pub(super) vanished: Option<(Instant, u32)>,
     /// How often the namespace was looked for in vain.
     pub(super) attempts: u32,
+    /// Since when the pod is gone at the source.
+    pub(super) pod_gone: Option<Instant>,
     pub(super) add: Option<Box<PendingAdd>>,
     /// The broker has decided ahead that the pod passes.
     pub(super) passes: bool,
@@ -104,6 +106,7 @@ impl Task {
             verified: false,
             vanished: None,
             attempts: 0,
+            pod_gone: None,
             add: None,
             passes: false,
             inbox,
@@ -179,6 +182,11 @@ impl Task {
                 return Box::pin(self.complete(generation, verdict, reply)).await;
             }
             Message::Remove(reason) => return Flow::Break(reason.into()),
+            Message::PodGone {
+                generation,
+                used,
+                reply,
+            } => return self.pod_gone(generation, used, reply),
             Message::Attach {
                 opened,
                 found_by_address,
@@ -346,6 +354,10 @@ mod tests {
             full_drift: Duration::from_secs(30),
             recovery: Duration::from_secs(2),
             give_up: Duration::from_mins(1),
+            unused: Duration::from_mins(5),
+            pod_gone: Duration::from_secs(30),
+            self_test: Duration::from_mins(1),
+            stuck: Duration::from_secs(10),
             host: crate::rules::HostOptions::default(),
         };
         let node = Node::new(settings, Arc::new(FakeKernel::default())).unwrap();

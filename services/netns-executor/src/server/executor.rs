@@ -12,8 +12,9 @@ use sluice_proto::opener::OpenerRequest;
 use sluice_proto::pb::executor::netns_executor_server::NetnsExecutor;
 use sluice_proto::pb::executor::{
     self, AdoptRequest, AdoptResponse, CompleteRequest, CompleteResponse, ForeseeRequest, ForeseeResponse,
-    InspectRequest, InspectResponse, MissingHandoff, NodeStatusRequest, NodeStatusResponse, PreflightRequest,
-    PreflightResponse, ProbeAddress, ProgramRequest, ProgramResponse, RetireRequest, RetireResponse,
+    InspectRequest, InspectResponse, MissingHandoff, NodeStatusRequest, NodeStatusResponse, PodGoneRequest,
+    PodGoneResponse, PreflightRequest, PreflightResponse, ProbeAddress, ProgramRequest, ProgramResponse,
+    RetireRequest, RetireResponse,
     SyncHandoffsRequest, SyncHandoffsResponse, SyncProbeSetRequest, SyncProbeSetResponse, WatchRequest,
     adopt_response, complete_request, complete_response, program_response,
 };
@@ -28,7 +29,7 @@ use crate::node::Node;
 use crate::pool;
 use crate::retire;
 use crate::rules::HostOptions;
-use crate::sandbox::{Completed, Message, Programmed, Verdict, adopt};
+use crate::sandbox::{Completed, Message, Programmed, Verdict, adopt, unused};
 
 /// How long an ADD waits for the host's namespace; the broker waits 5 s for the answer.
 const HOST_DEADLINE: Duration = Duration::from_secs(4);
@@ -238,6 +239,23 @@ impl NetnsExecutor for Executor {
         };
         Ok(Response::new(AdoptResponse {
             outcome: Some(outcome),
+        }))
+    }
+
+    async fn pod_gone(&self, request: Request<PodGoneRequest>) -> Result<Response<PodGoneResponse>, Status> {
+        let request = request.into_inner();
+        let key = attachment(request.attachment).map_err(invalid)?;
+        let handle = self.node.registry.find(&key).filter(|handle| {
+            handle.pod.uid.as_str() == request.pod_uid && handle.generation == request.generation
+        });
+        let held = match handle {
+            Some(handle) => unused::pod_gone(&self.node, handle, request.generation)
+                .await
+                .err(),
+            None => None,
+        };
+        Ok(Response::new(PodGoneResponse {
+            held: held.unwrap_or_default(),
         }))
     }
 

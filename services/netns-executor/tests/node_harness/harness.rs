@@ -68,12 +68,21 @@ pub(crate) fn settings(run: &RunDir) -> Settings {
         full_drift: Duration::from_secs(1),
         recovery: Duration::from_millis(100),
         give_up: Duration::from_secs(1),
+        unused: Duration::from_secs(1),
+        pod_gone: Duration::from_secs(1),
+        self_test: Duration::from_mins(1),
+        stuck: Duration::from_secs(10),
         host: HostOptions::default(),
     }
 }
 
 impl Executor {
     pub(crate) async fn start(kernel: Arc<dyn Kernel>) -> Self {
+        Self::start_with(kernel, |_| {}).await
+    }
+
+    /// With other settings than the usual ones of tests.
+    pub(crate) async fn start_with(kernel: Arc<dyn Kernel>, change: impl FnOnce(&mut Settings)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let run = RunDir::new(directory.path());
         for socket in [
@@ -85,10 +94,17 @@ impl Executor {
             std::fs::create_dir_all(socket.parent().unwrap()).unwrap();
         }
         std::fs::create_dir_all(run.tombstones()).unwrap();
-        Self::start_in(kernel, directory, run).await
+        let mut settings = settings(&run);
+        change(&mut settings);
+        Self::start_in(kernel, directory, run, settings).await
     }
 
-    async fn start_in(kernel: Arc<dyn Kernel>, directory: tempfile::TempDir, run: RunDir) -> Self {
+    async fn start_in(
+        kernel: Arc<dyn Kernel>,
+        directory: tempfile::TempDir,
+        run: RunDir,
+        settings: Settings,
+    ) -> Self {
         let uid = nix::unistd::getuid().as_raw();
         let peers = Peers {
             plugin: PeerPolicy::uids([uid]),
@@ -96,7 +112,6 @@ impl Executor {
             opener: PeerPolicy::uids([uid]),
             broker_gid: nix::unistd::getgid().as_raw(),
         };
-        let settings = settings(&run);
         let node = Node::new(settings.clone(), Arc::clone(&kernel)).unwrap();
         restore::restore(&node).await.unwrap();
         let sockets = Sockets::bind(&run, peers).unwrap();
@@ -117,7 +132,7 @@ impl Executor {
     pub(crate) async fn restart(mut self) -> Self {
         self.stop.cancel();
         self.serving.take().unwrap().await.unwrap();
-        Self::start_in(self.kernel, self.directory, self.dial.run).await
+        Self::start_in(self.kernel, self.directory, self.dial.run, self.settings).await
     }
 }
 

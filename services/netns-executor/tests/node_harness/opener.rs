@@ -17,6 +17,7 @@ use tokio::task::JoinHandle;
 #[derive(Default)]
 struct State {
     candidates: BTreeMap<String, PathBuf>,
+    scratch: Option<PathBuf>,
     asked: Vec<OpenerRequest>,
 }
 
@@ -43,6 +44,7 @@ impl FakeOpener {
                     match &request {
                         OpenerRequest::Host => host.clone(),
                         OpenerRequest::Path(path) => Some(path.into()),
+                        OpenerRequest::Scratch => state.scratch.clone(),
                         OpenerRequest::Candidate { uid, index: 0 } => {
                             state.candidates.get(uid.as_str()).cloned()
                         }
@@ -69,6 +71,11 @@ impl FakeOpener {
     pub(crate) fn finds(&self, uid: &str, path: &Path) {
         let mut state = self.state.lock().unwrap();
         state.candidates.insert(uid.to_owned(), path.to_owned());
+    }
+
+    /// What stands for a new, empty namespace; until then there is none.
+    pub(crate) fn makes(&self, scratch: &Path) {
+        self.state.lock().unwrap().scratch = Some(scratch.to_owned());
     }
 
     /// How often something was asked.

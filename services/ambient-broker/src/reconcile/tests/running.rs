@@ -217,6 +217,67 @@ fn a_deleted_or_ended_pod_is_withdrawn_without_drain_and_keeps_its_rules() {
     }
 }
 
+fn told_gone(bench: &mut Bench) -> Vec<SandboxId> {
+    let effects = bench.take().into_iter();
+    let told = effects.filter_map(|effect| match effect {
+        Effect::LetGo { id, .. } => Some(id),
+        _ => None,
+    });
+    told.collect()
+}
+
+fn let_go(bench: &mut Bench, sandbox: &Sandbox, result: Result<(), String>) {
+    bench.tell(Event::LetGo {
+        id: sandbox.id.clone(),
+        pod: uid(1),
+        result,
+    });
+}
+
+#[test]
+fn the_executor_is_told_of_a_deleted_pod_until_the_sandbox_is_gone() {
+    let (mut bench, sandbox, _) = Bench::enrolled();
+    bench.tell(Event::PodDeleted(Arc::new(pod(1, true))));
+    assert_eq!(told_gone(&mut bench), [sandbox.id.clone()]);
+    bench.pass(Duration::from_secs(5));
+    assert!(told_gone(&mut bench).is_empty(), "the answer is still to come");
+    let_go(&mut bench, &sandbox, Err("mounted".into()));
+    assert!(told_gone(&mut bench).is_empty());
+    bench.pass(Duration::from_millis(1500));
+    assert_eq!(told_gone(&mut bench), [sandbox.id.clone()]);
+    let_go(&mut bench, &sandbox, Ok(()));
+    bench.tell(Event::SandboxGone {
+        id: sandbox.id.clone(),
+        pod: uid(1),
+    });
+    bench.pass(Duration::from_secs(5));
+    assert!(told_gone(&mut bench).is_empty());
+}
+
+#[test]
+fn a_pod_that_is_back_is_not_let_go() {
+    let (mut bench, sandbox, _) = Bench::enrolled();
+    bench.tell(Event::PodDeleted(Arc::new(pod(1, true))));
+    let_go(&mut bench, &sandbox, Err("mounted".into()));
+    bench.take();
+    bench.apply(pod(1, true));
+    bench.pass(Duration::from_secs(5));
+    assert!(told_gone(&mut bench).is_empty());
+}
+
+#[test]
+fn what_the_source_has_not_told_yet_is_not_gone() {
+    let mut bench = Bench::cold();
+    let sandbox = sandbox(1, 1, false);
+    bench.tell(Event::ExecutorConnected);
+    bench.tell(Event::SandboxPresent(Box::new(sandbox.clone())));
+    bench.tell(Event::SandboxesListed);
+    bench.pass(Duration::from_secs(5));
+    assert!(told_gone(&mut bench).is_empty());
+    bench.tell(Event::SourceSynced);
+    assert_eq!(told_gone(&mut bench), [sandbox.id]);
+}
+
 #[test]
 fn a_pod_that_runs_again_is_enrolled_again() {
     let (mut bench, _, epoch) = Bench::enrolled();

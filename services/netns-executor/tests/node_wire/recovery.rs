@@ -1,22 +1,9 @@
-//! Namespaces that come from the opener: adoption, restarts, the host's. With a kernel that only remembers.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a failed step is a failed test"
-)]
-
-#[path = "node_harness/harness.rs"]
-mod harness;
-#[path = "node_harness/opener.rs"]
-mod opener;
+//! Namespaces that come from the opener: adoption, restarts, the host's.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use harness::{Broker, Executor, Pod, ambient, eventually};
-use opener::FakeOpener;
 use sluice_netns_executor::kernel::fake::FakeKernel;
 use sluice_proto::ambient::Desired;
 use sluice_proto::opener::OpenerRequest;
@@ -28,39 +15,9 @@ use sluice_proto::pb::executor::{
 use sluice_proto::pb::types::{self, Mode};
 use sluice_proto::tombstone::Tombstone;
 
-struct Setup {
-    kernel: FakeKernel,
-    executor: Executor,
-    broker: Broker,
-    opener: FakeOpener,
-    host: PathBuf,
-}
-
-/// An executor with opener and broker.
-async fn setup() -> Setup {
-    let kernel = FakeKernel::default();
-    let executor = Executor::start(Arc::new(kernel.clone())).await;
-    let host = executor.run.root().join("host");
-    std::fs::write(&host, "").unwrap();
-    let opener = connect(&executor, Some(&host)).await;
-    let mut broker = executor.broker().await;
-    broker.snapshot().await;
-    Setup {
-        kernel,
-        executor,
-        broker,
-        opener,
-        host,
-    }
-}
-
-async fn connect(executor: &Executor, host: Option<&Path>) -> FakeOpener {
-    let opener = FakeOpener::connect(&executor.run.opener_socket(), host);
-    if host.is_some() {
-        eventually("opener connected", || executor.node.opener.is_connected()).await;
-    }
-    opener
-}
+use crate::harness::{Broker, Executor, Pod, ambient, eventually};
+use crate::opener::FakeOpener;
+use crate::setup::{WithOpener as Setup, connect, setup_with_opener as setup};
 
 impl Broker {
     async fn adopt(
