@@ -18,8 +18,7 @@ use sluice_proto::pb::executor::netns_executor_client::NetnsExecutorClient;
 use sluice_proto::pb::executor::{
     AdoptRequest, CompleteRequest, Feature, ForeseeRequest, InspectRequest, InspectResponse, MissingHandoff,
     NodeStatusRequest, NodeStatusResponse, PodGoneRequest, PreflightRequest, ProbeAddress, ProgramRequest,
-    RetireRequest,
-    SyncHandoffsRequest, SyncProbeSetRequest, WatchRequest, adopt_response, complete_request,
+    RetireRequest, SyncHandoffsRequest, SyncProbeSetRequest, WatchRequest, adopt_response, complete_request,
     complete_response, program_response, sandbox_event,
 };
 use sluice_proto::pb::types;

@@ -104,7 +104,7 @@ impl From<&Arguments> for Config {
                 recovery: Duration::from_millis(arguments.recovery_interval_ms),
                 give_up: Duration::from_mins(1),
                 // The opener makes sockets for each look; DEL, a vanished interface and the broker mostly come first.
-                unused: Duration::from_millis(arguments.full_drift_interval_ms.saturating_mul(10)),
+                unused: Duration::from_millis(arguments.full_drift_interval_ms.saturating_mul(20)),
                 pod_gone: Duration::from_secs(30),
                 self_test: Duration::from_mins(1),
                 stuck: Duration::from_secs(10),

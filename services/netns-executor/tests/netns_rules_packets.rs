@@ -27,9 +27,8 @@ use nix::sys::socket::{
 use packets::{INTERFACES, PROBE_V6, Random, all_options, inbound, outbound};
 use sluice_netns_executor::netlink::{apply, read_back};
 use sluice_netns_executor::rules::evaluate::{Evaluation, Packet, Verdict, evaluate};
-use sluice_netns_executor::rules::{Family, Hook, MARK_LOCAL_REPLY, MARK_MASK, Protocol, RuleSet, iptables};
+use sluice_netns_executor::rules::{Family, Hook, Protocol, RuleSet, iptables};
 use sluice_proto::ambient::{AmbientOptions, Desired};
-use sluice_proto::id::InterfaceName;
 
 /// A packet to send; no other of the same batch has its pair of ports.
 #[derive(Debug, Clone)]

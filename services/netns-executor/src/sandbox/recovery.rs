@@ -105,8 +105,11 @@ impl From<Failure> for Lost {
 
 /// One round.
 pub(crate) async fn recover_all(node: &Arc<Node>, pace: &mut Pace) {
-    let unreachable = |handle: &Handle| !handle.reachable && !handle.ending;
-    let lost: Vec<_> = node.registry.all().into_iter().filter(unreachable).collect();
+    let lost: Vec<_> = {
+        let inner = node.registry.lock();
+        let lost = inner.sandboxes.values().filter(|h| !h.reachable && !h.ending);
+        lost.cloned().collect()
+    };
     let mut scan = Scan {
         allowed: pace.may_scan(lost.iter().map(|handle| handle.attachment.clone()).collect()),
         outcome: None,

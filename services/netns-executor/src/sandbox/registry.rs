@@ -114,10 +114,6 @@ impl Registry {
         })
     }
 
-    pub(crate) fn all(&self) -> Vec<Handle> {
-        self.lock().sandboxes.values().cloned().collect()
-    }
-
     /// Ends all sandboxes, and lets none begin from now on. Returns what tells that each has ended.
     pub(crate) fn retire(&self) -> Vec<CancellationToken> {
         let mut inner = self.lock();

@@ -354,7 +354,7 @@ mod tests {
             full_drift: Duration::from_secs(30),
             recovery: Duration::from_secs(2),
             give_up: Duration::from_mins(1),
-            unused: Duration::from_mins(5),
+            unused: Duration::from_mins(10),
             pod_gone: Duration::from_secs(30),
             self_test: Duration::from_mins(1),
             stuck: Duration::from_secs(10),

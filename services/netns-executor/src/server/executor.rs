@@ -14,9 +14,9 @@ use sluice_proto::pb::executor::{
     self, AdoptRequest, AdoptResponse, CompleteRequest, CompleteResponse, ForeseeRequest, ForeseeResponse,
     InspectRequest, InspectResponse, MissingHandoff, NodeStatusRequest, NodeStatusResponse, PodGoneRequest,
     PodGoneResponse, PreflightRequest, PreflightResponse, ProbeAddress, ProgramRequest, ProgramResponse,
-    RetireRequest, RetireResponse,
-    SyncHandoffsRequest, SyncHandoffsResponse, SyncProbeSetRequest, SyncProbeSetResponse, WatchRequest,
-    adopt_response, complete_request, complete_response, program_response,
+    RetireRequest, RetireResponse, SyncHandoffsRequest, SyncHandoffsResponse, SyncProbeSetRequest,
+    SyncProbeSetResponse, WatchRequest, adopt_response, complete_request, complete_response,
+    program_response,
 };
 use sluice_proto::pb::types::Mode;
 use sluice_proto::sandbox::{Failure, InvalidMessage, parse_addresses};

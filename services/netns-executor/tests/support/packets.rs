@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends with the first surprise")]
 
 use sluice_netns_executor::rules::evaluate::Packet;
-use sluice_netns_executor::rules::{Hook, Protocol};
+use sluice_netns_executor::rules::{Hook, MARK_LOCAL_REPLY, MARK_MASK, Protocol};
 use sluice_proto::ambient::AmbientOptions;
 use sluice_proto::id::InterfaceName;
 

@@ -238,13 +238,13 @@ fn let_go(bench: &mut Bench, sandbox: &Sandbox, result: Result<(), String>) {
 fn the_executor_is_told_of_a_deleted_pod_until_the_sandbox_is_gone() {
     let (mut bench, sandbox, _) = Bench::enrolled();
     bench.tell(Event::PodDeleted(Arc::new(pod(1, true))));
-    assert_eq!(told_gone(&mut bench), [sandbox.id.clone()]);
+    assert_eq!(told_gone(&mut bench), std::slice::from_ref(&sandbox.id));
     bench.pass(Duration::from_secs(5));
     assert!(told_gone(&mut bench).is_empty(), "the answer is still to come");
     let_go(&mut bench, &sandbox, Err("mounted".into()));
     assert!(told_gone(&mut bench).is_empty());
     bench.pass(Duration::from_millis(1500));
-    assert_eq!(told_gone(&mut bench), [sandbox.id.clone()]);
+    assert_eq!(told_gone(&mut bench), std::slice::from_ref(&sandbox.id));
     let_go(&mut bench, &sandbox, Ok(()));
     bench.tell(Event::SandboxGone {
         id: sandbox.id.clone(),
