@@ -1,5 +1,5 @@
-//! A record of each static pod that was let pass undecided. The agent is away just then, so that a log line alone
-//! would be lost to it; it finds the record when it comes back.
+//! A record of each static pod that was let pass undecided. The agent is away just then, so that a log line alone would
+//! be lost; the record is there until the next boot, also for `sluicectl bug-report`.
 
 use std::fs;
 use std::io;
