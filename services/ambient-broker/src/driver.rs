@@ -280,8 +280,8 @@ impl Driver {
                 Effect::SyncProbes { add, remove, prune } => {
                     Event::ProbesSynced(executor.sync_probes(&add, &remove, prune).await)
                 }
-                Effect::Foresee { call, pass, ask } => {
-                    let result = executor.foresee(&pass, &ask).await;
+                Effect::Foresee { call, decided, ask } => {
+                    let result = executor.foresee(&decided, &ask).await;
                     Event::Foreseen { call, result }
                 }
                 _ => return,

@@ -16,10 +16,10 @@ use sluice_proto::id::{PodRef, PodUid};
 use sluice_proto::paths::RunDir;
 use sluice_proto::pb::executor::netns_executor_client::NetnsExecutorClient;
 use sluice_proto::pb::executor::{
-    AdoptRequest, CompleteRequest, Feature, ForeseeRequest, InspectRequest, InspectResponse, MissingHandoff,
-    NodeStatusRequest, NodeStatusResponse, PodGoneRequest, PreflightRequest, ProbeAddress, ProgramRequest,
-    RetireRequest, SyncHandoffsRequest, SyncProbeSetRequest, WatchRequest, adopt_response, complete_request,
-    complete_response, program_response, sandbox_event,
+    AdoptRequest, CompleteRequest, Feature, ForeseeRequest, Foreseen, InspectRequest, InspectResponse,
+    MissingHandoff, NodeStatusRequest, NodeStatusResponse, PodGoneRequest, PreflightRequest, ProbeAddress,
+    ProgramRequest, RetireRequest, SyncHandoffsRequest, SyncProbeSetRequest, WatchRequest, adopt_response,
+    complete_request, complete_response, program_response, sandbox_event,
 };
 use sluice_proto::pb::types;
 use sluice_proto::sandbox::{Failure, NetnsIdentity};
@@ -248,17 +248,20 @@ impl Executor {
         }
     }
 
-    /// Tells which pods pass as soon as their ADD comes, and which have to be asked about.
-    pub async fn foresee(&self, pass: &[PodUid], ask: &[PodUid]) -> Result<(), Failure> {
+    /// Tells what is decided about pods without a sandbox, and which have to be asked about.
+    pub async fn foresee(&self, decided: &[(PodUid, Desired)], ask: &[PodUid]) -> Result<(), Failure> {
         let stage = "foresee";
         let session = self.link().session.as_ref().map(|s| (s.id, s.client.clone()));
         let (session, mut client) =
             session.ok_or_else(|| unreachable(stage, "the executor is not connected"))?;
-        let texts = |uids: &[PodUid]| uids.iter().map(ToString::to_string).collect();
+        let pb = |(pod, desired): &(PodUid, Desired)| Foreseen {
+            pod_uid: pod.to_string(),
+            desired: Some(desired.into()),
+        };
         let request = ForeseeRequest {
             session,
-            pass: texts(pass),
-            ask: texts(ask),
+            decided: decided.iter().map(pb).collect(),
+            ask: ask.iter().map(ToString::to_string).collect(),
         };
         call(stage, CALL, client.foresee(request)).await?;
         Ok(())

@@ -210,7 +210,10 @@ impl State {
             self.due.extend(wake.map(|at| (at, uid.clone())));
         }
         if pod.forgettable() {
-            debug_assert!(!pod.foreseen, "what is not in the source cannot be foreseen");
+            debug_assert!(
+                pod.foreseen.is_none(),
+                "what is not in the source cannot be foreseen"
+            );
             if let Some(at) = pod.due {
                 self.due.remove(&(at, uid.clone()));
             }

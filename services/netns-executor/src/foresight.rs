@@ -1,10 +1,12 @@
-//! What the broker has decided ahead of time: pods outside the mesh, which pass as soon as their ADD comes.
+//! What the broker has decided ahead of time about pods that have no sandbox yet.
 //!
-//! Most pods of a node may be outside the mesh; asking about each costs two more wake-ups of sleeping processes.
+//! Asking costs two more wake-ups of sleeping processes, which is most of the time of an ADD outside the mesh, and a
+//! good part of one inside.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use sluice_proto::ambient::Desired;
 use sluice_proto::id::PodUid;
 
 /// More than a node has pods that wait for their sandbox.
@@ -21,7 +23,8 @@ pub struct Foresight(Mutex<Option<Session>>);
 #[derive(Debug)]
 struct Session {
     id: u64,
-    passing: HashSet<PodUid>,
+    /// [`Desired::None`]: the pod passes.
+    decided: HashMap<PodUid, Desired>,
 }
 
 /// The decisions cannot be taken.
@@ -43,8 +46,8 @@ impl Foresight {
 
     /// A broker begins to watch; it has foreseen nothing yet.
     pub fn begin(&self, id: u64) {
-        let passing = HashSet::new();
-        *self.lock() = Some(Session { id, passing });
+        let decided = HashMap::new();
+        *self.lock() = Some(Session { id, decided });
     }
 
     /// The watch of a broker has ended.
@@ -55,34 +58,38 @@ impl Foresight {
         }
     }
 
-    /// Pods that pass, and pods that have to be asked about.
-    pub fn note(&self, id: u64, pass: Vec<PodUid>, ask: &[PodUid]) -> Result<(), NotForeseen> {
+    /// What is decided, and which pods have to be asked about.
+    pub fn note(&self, id: u64, decided: Vec<(PodUid, Desired)>, ask: &[PodUid]) -> Result<(), NotForeseen> {
         let mut session = self.lock();
         let session = session
             .as_mut()
             .filter(|session| session.id == id && id != 0)
             .ok_or(NotForeseen::Session(id))?;
         for pod in ask {
-            session.passing.remove(pod);
+            session.decided.remove(pod);
         }
-        if session.passing.len() + pass.len() > MOST {
+        if session.decided.len() + decided.len() > MOST {
             return Err(NotForeseen::TooMany);
         }
-        session.passing.extend(pass);
+        session.decided.extend(decided);
         Ok(())
     }
 
-    /// How many pods pass.
-    #[expect(clippy::len_without_is_empty, reason = "a figure for people")]
-    pub fn len(&self) -> usize {
-        self.lock().as_ref().map_or(0, |session| session.passing.len())
+    /// How many pods are decided, and how many of them pass.
+    pub fn counts(&self) -> (usize, usize) {
+        let session = self.lock();
+        session.as_ref().map_or((0, 0), |session| {
+            let passing = session
+                .decided
+                .values()
+                .filter(|desired| **desired == Desired::None);
+            (session.decided.len(), passing.count())
+        })
     }
 
-    /// A sandbox of the pod begins: whether it passes. The decision is used up.
-    pub fn take(&self, pod: &PodUid) -> bool {
-        self.lock()
-            .as_mut()
-            .is_some_and(|session| session.passing.remove(pod))
+    /// A sandbox of the pod begins: what is decided about it. The decision is used up.
+    pub fn take(&self, pod: &PodUid) -> Option<Desired> {
+        self.lock().as_mut()?.decided.remove(pod)
     }
 }
 
@@ -94,41 +101,45 @@ mod tests {
         PodUid::parse(text).unwrap()
     }
 
+    fn pass(text: &str) -> Vec<(PodUid, Desired)> {
+        vec![(uid(text), Desired::None)]
+    }
+
     #[test]
     fn a_decision_is_used_up_by_one_sandbox() {
         let foresight = Foresight::default();
         foresight.begin(7);
-        foresight.note(7, vec![uid("a"), uid("b")], &[]).unwrap();
-        assert!(foresight.take(&uid("a")));
-        assert!(!foresight.take(&uid("a")));
+        foresight.note(7, [pass("a"), pass("b")].concat(), &[]).unwrap();
+        assert_eq!(foresight.take(&uid("a")), Some(Desired::None));
+        assert_eq!(foresight.take(&uid("a")), None);
         foresight.note(7, vec![], &[uid("b")]).unwrap();
-        assert!(!foresight.take(&uid("b")), "taken back");
+        assert_eq!(foresight.take(&uid("b")), None, "taken back");
     }
 
     #[test]
     fn a_decision_ends_with_the_watch_and_with_a_newer_broker() {
         let foresight = Foresight::default();
         foresight.begin(7);
-        foresight.note(7, vec![uid("a")], &[]).unwrap();
+        foresight.note(7, pass("a"), &[]).unwrap();
         foresight.begin(8);
-        assert!(!foresight.take(&uid("a")));
-        let refused = foresight.note(7, vec![uid("a")], &[]);
+        assert_eq!(foresight.take(&uid("a")), None);
+        let refused = foresight.note(7, pass("a"), &[]);
         assert_eq!(refused, Err(NotForeseen::Session(7)));
-        foresight.note(8, vec![uid("a")], &[]).unwrap();
+        foresight.note(8, pass("a"), &[]).unwrap();
         foresight.end(7);
         assert!(
-            foresight.take(&uid("a")),
+            foresight.take(&uid("a")).is_some(),
             "the old one's end is not the new one's"
         );
-        foresight.note(8, vec![uid("a")], &[]).unwrap();
+        foresight.note(8, pass("a"), &[]).unwrap();
         foresight.end(8);
-        assert!(!foresight.take(&uid("a")));
+        assert_eq!(foresight.take(&uid("a")), None);
     }
 
     #[test]
     fn who_names_no_session_foresees_nothing() {
         let foresight = Foresight::default();
         foresight.begin(0);
-        assert!(foresight.note(0, vec![uid("a")], &[]).is_err());
+        assert!(foresight.note(0, pass("a"), &[]).is_err());
     }
 }

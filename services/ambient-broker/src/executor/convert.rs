@@ -43,6 +43,7 @@ pub(super) fn sandbox(pb: executor::Sandbox) -> Result<Sandbox, InvalidMessage> 
         reachable: pb.reachable,
         broken: pb.broken.map(Into::into),
         pending: pb.pending,
+        fingerprint: pb.fingerprint,
     })
 }
 

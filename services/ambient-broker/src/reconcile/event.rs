@@ -53,6 +53,8 @@ pub struct Sandbox {
     pub broken: Option<Failure>,
     /// An ADD waits.
     pub pending: bool,
+    /// Of the rules, if they were programmed in this life of the executor.
+    pub fingerprint: String,
 }
 
 /// How a call to the executor ended without doing what it should.
@@ -324,13 +326,13 @@ pub enum Effect {
         /// Whose.
         pod: PodUid,
     },
-    /// Tell the executor ahead of time which pods pass and which have to be asked about (again).
+    /// Tell the executor ahead of time what is decided about pods without a sandbox.
     Foresee {
         /// Number of this call.
         call: u64,
-        /// Outside the mesh, and without a sandbox.
-        pass: Vec<PodUid>,
-        /// No longer so.
+        /// How they should be; [`Desired::None`]: they pass.
+        decided: Vec<(PodUid, Desired)>,
+        /// Which have to be asked about (again).
         ask: Vec<PodUid>,
     },
     /// End a pending ADD.

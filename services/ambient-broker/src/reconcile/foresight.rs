@@ -1,8 +1,10 @@
-//! Telling the executor ahead of time which pods pass: an ADD that nobody has to be asked about is answered sooner.
+//! Telling the executor ahead of time what is decided about pods that have no sandbox yet: their ADDs are answered
+//! sooner.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use sluice_proto::ambient::Desired;
 use sluice_proto::id::PodUid;
 use sluice_proto::sandbox::Failure;
 
@@ -14,20 +16,19 @@ use super::world::World;
 /// What the executor has yet to be told.
 ///
 /// Invariant: calls go out one at a time, so that the executor hears changes in the order in which they were decided:
-/// a pod that came into the mesh must not be let pass by a call that was overtaken.
+/// a pod that came into the mesh must not be let pass by a call that was overtaken. `None`: it has to ask.
 #[derive(Debug, Default)]
 pub(super) struct Foresight {
-    /// True: passes; false: ask.
-    changes: BTreeMap<PodUid, bool>,
-    in_flight: Option<BTreeMap<PodUid, bool>>,
+    changes: BTreeMap<PodUid, Option<Desired>>,
+    in_flight: Option<BTreeMap<PodUid, Option<Desired>>>,
     /// Number of the last call, so that the answer to one that was given up is not taken for the next one's.
     call: u64,
     pub(super) backoff: Backoff,
 }
 
 impl Foresight {
-    fn set(&mut self, pod: &PodUid, passes: bool) {
-        self.changes.insert(pod.clone(), passes);
+    fn set(&mut self, pod: &PodUid, ahead: Option<Desired>) {
+        self.changes.insert(pod.clone(), ahead);
     }
 
     /// The executor's connection has ended, and with it all that it was told.
@@ -44,15 +45,15 @@ impl Foresight {
             return None;
         }
         let changes = std::mem::take(&mut self.changes);
-        let all = |passes| {
-            let those = changes.iter().filter(move |(_, change)| **change == passes);
-            those.map(|(pod, _)| pod.clone()).collect()
-        };
+        let decided = changes
+            .iter()
+            .filter_map(|(pod, ahead)| Some((pod.clone(), ahead.clone()?)));
+        let open = changes.iter().filter(|(_, ahead)| ahead.is_none());
         self.call += 1;
         let effect = Effect::Foresee {
             call: self.call,
-            pass: all(true),
-            ask: all(false),
+            decided: decided.collect(),
+            ask: open.map(|(pod, _)| pod.clone()).collect(),
         };
         self.in_flight = Some(changes);
         Some(effect)
@@ -60,18 +61,17 @@ impl Foresight {
 }
 
 impl World {
-    /// Decides whether the pod may be let pass by the executor alone. `advance` ends with it.
+    /// Decides what the executor may do by itself when the pod's ADD comes. `advance` ends with it.
     pub(super) fn foresee(&mut self, pod: &mut Pod) {
-        let out = pod
-            .decision
-            .as_ref()
-            .is_some_and(|decision| decision.options.is_none());
         let untouched = pod.current.is_none() && pod.offer == Offer::Off && pod.probes.is_empty();
         let known = self.synced && pod.object.is_some() && !pod.lacks_namespace;
-        let passes = self.executor_up() && known && out && untouched && !pod.ended();
-        if passes != pod.foreseen {
-            pod.foreseen = passes;
-            self.foresight.set(&pod.reference.uid, passes);
+        let decision = pod.decision.as_ref().filter(|_| self.executor_up());
+        let ahead = decision
+            .filter(|_| known && untouched && !pod.ended())
+            .map(|decision| decision.options.clone().map_or(Desired::None, Desired::Ambient));
+        if ahead != pod.foreseen {
+            pod.foreseen.clone_from(&ahead);
+            self.foresight.set(&pod.reference.uid, ahead);
         }
     }
 
@@ -89,9 +89,9 @@ impl World {
         let (first, longest) = self.settings.retry;
         let (now, jitter) = (self.now, &mut self.jitter);
         self.foresight.backoff.failed(now, first, longest, jitter);
-        for (pod, passes) in told {
+        for (pod, ahead) in told {
             // What was decided since wins.
-            self.foresight.changes.entry(pod).or_insert(passes);
+            self.foresight.changes.entry(pod).or_insert(ahead);
         }
     }
 }

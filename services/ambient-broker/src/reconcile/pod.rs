@@ -123,13 +123,19 @@ pub(super) struct Drain {
     pub(super) done: bool,
 }
 
+/// A fingerprint as far as it is shown.
+pub(super) fn version(fingerprint: &str) -> String {
+    fingerprint.chars().take(12).collect()
+}
+
 impl Current {
     pub(super) fn new(sandbox: Sandbox) -> Self {
-        let established = sandbox.programmed != Desired::None;
+        // One that is being added has never served.
+        let established = sandbox.programmed != Desired::None && !sandbox.pending;
         Self {
             rules: sandbox.programmed.clone(),
+            rules_version: version(&sandbox.fingerprint),
             sandbox,
-            rules_version: String::new(),
             programming: None,
             descriptor: Descriptor::Missing,
             fetch: Backoff::default(),
@@ -148,6 +154,9 @@ impl Current {
     pub(super) fn update(&mut self, sandbox: Sandbox, listing: bool) {
         if self.programming.is_none() {
             self.rules = sandbox.programmed.clone();
+        }
+        if !sandbox.fingerprint.is_empty() {
+            self.rules_version = version(&sandbox.fingerprint);
         }
         if sandbox.reachable && !self.sandbox.reachable {
             self.fetch.reset();
@@ -204,8 +213,8 @@ pub(super) struct Pod {
     pub(super) backoff: Backoff,
     pub(super) problem: Option<(&'static str, Failure)>,
     pub(super) adopting: bool,
-    /// The executor has been, or is being, told that its ADD passes.
-    pub(super) foreseen: bool,
+    /// What the executor has been, or is being, told of its ADD.
+    pub(super) foreseen: Option<Desired>,
     pub(super) timings: Vec<(&'static str, Duration)>,
     pub(super) logged: Option<Instant>,
     pub(super) was_enrolled: bool,
@@ -232,7 +241,7 @@ impl Pod {
             backoff: Backoff::default(),
             problem: None,
             adopting: false,
-            foreseen: false,
+            foreseen: None,
             timings: Vec::new(),
             logged: None,
             was_enrolled: false,

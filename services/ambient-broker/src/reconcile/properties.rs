@@ -76,8 +76,8 @@ struct World {
     /// What is offered now, and in which netns.
     offers: HashMap<u32, (Epoch, SandboxId)>,
     rules: HashMap<SandboxId, Desired>,
-    /// Pods the executor lets pass without asking.
-    foreseen: HashSet<u32>,
+    /// What the executor does without asking.
+    foreseen: HashMap<u32, Desired>,
     /// Calls up to this one were made to an executor that is gone.
     foresee_lost: u64,
     /// Whether the source's pods are in the mesh.
@@ -100,7 +100,7 @@ impl World {
             acks: HashSet::new(),
             offers: HashMap::new(),
             rules: HashMap::new(),
-            foreseen: HashSet::new(),
+            foreseen: HashMap::new(),
             foresee_lost: 0,
             mesh: HashMap::new(),
         };
@@ -290,28 +290,49 @@ impl World {
             self.ended.insert(old.id.clone());
         }
         self.lives += 1;
-        if self.foreseen.remove(&n) && replaced.is_none() {
+        let ahead = self.foreseen.remove(&n).filter(|_| replaced.is_none());
+        if ahead == Some(Desired::None) {
             let sandbox = sandbox(n, self.lives, false);
             self.sandboxes.insert(n, sandbox.clone());
             self.tell(Event::SandboxChanged(Box::new(sandbox)));
             return;
         }
-        let sandbox = sandbox(n, self.lives, true);
+        let mut sandbox = sandbox(n, self.lives, true);
         self.sandboxes.insert(n, sandbox.clone());
         self.adds.insert(sandbox.id.clone(), 0);
-        self.tell(Event::SandboxPending(Box::new(sandbox)));
+        let Some(desired) = ahead else {
+            self.tell(Event::SandboxPending(Box::new(sandbox)));
+            return;
+        };
+        // Announced as it is being made, which may fail.
+        self.rules.insert(sandbox.id.clone(), desired.clone());
+        sandbox.programmed = desired;
+        self.tell(Event::SandboxPending(Box::new(sandbox.clone())));
+        if self.lives.is_multiple_of(3) {
+            self.rules.remove(&sandbox.id);
+            sandbox.programmed = Desired::None;
+            self.tell(Event::SandboxChanged(Box::new(sandbox)));
+        }
     }
 
-    fn foresee(&mut self, fails: bool, pass: &[PodUid], ask: &[PodUid]) -> Result<(), Failure> {
+    fn foresee(
+        &mut self,
+        fails: bool,
+        decided: Vec<(PodUid, Desired)>,
+        ask: &[PodUid],
+    ) -> Result<(), Failure> {
         if fails {
             return Err(failure(ErrorCode::ExecutorUnreachable));
         }
         for n in ask.iter().map(Self::number) {
             self.foreseen.remove(&n);
         }
-        let without_sandbox = pass.iter().map(Self::number);
-        let without_sandbox = without_sandbox.filter(|n| !self.sandboxes.contains_key(n));
-        self.foreseen.extend(without_sandbox);
+        for (pod, desired) in decided {
+            let n = Self::number(&pod);
+            if !self.sandboxes.contains_key(&n) {
+                self.foreseen.insert(n, desired);
+            }
+        }
         Ok(())
     }
 
@@ -437,9 +458,9 @@ impl World {
                     Ok(source::Lookup::default())
                 },
             },
-            Effect::Foresee { call, pass, ask } => Event::Foreseen {
+            Effect::Foresee { call, decided, ask } => Event::Foreseen {
                 call,
-                result: self.foresee(fails || call <= self.foresee_lost, &pass, &ask),
+                result: self.foresee(fails || call <= self.foresee_lost, decided, &ask),
             },
             Effect::ZdsWithdraw { pod, epoch } => Event::ZdsWithdrawn { pod, epoch },
             Effect::ZdsOffer { pod, epoch, to, .. } => {
@@ -511,8 +532,9 @@ proptest! {
             prop_assert!(*verdicts <= 1, "{id} got {verdicts} verdicts");
             prop_assert!(*verdicts == 1 || world.ended.contains(id), "{id} never got a verdict");
         }
-        for n in &world.foreseen {
-            prop_assert_eq!(world.mesh.get(n), Some(&false), "pod {} would pass unasked", n);
+        for (n, desired) in &world.foreseen {
+            let mesh = matches!(desired, Desired::Ambient(_));
+            prop_assert_eq!(world.mesh.get(n), Some(&mesh), "pod {} would be {:?}", n, desired);
         }
     }
 }

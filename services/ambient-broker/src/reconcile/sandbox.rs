@@ -9,13 +9,10 @@ use sluice_proto::sandbox::Failure;
 
 use super::add::reason;
 use super::event::{Effect, Event, Refused, Sandbox, SandboxId, Verdict};
-use super::pod::{Add, Completing, Current, Descriptor, Pod};
+use super::pod::{Add, Completing, Current, Descriptor, Pod, version};
 use super::world::{Link, Prune, World};
 use super::{COMPONENT, State};
 use crate::reconcile::backoff::Backoff;
-
-/// Characters of a fingerprint that are shown.
-const VERSION: usize = 12;
 
 impl State {
     pub(super) fn executor(&mut self, event: Event) {
@@ -353,7 +350,7 @@ impl World {
         match result {
             Ok(fingerprint) => {
                 current.rules = desired;
-                current.rules_version = fingerprint.chars().take(VERSION).collect();
+                current.rules_version = version(&fingerprint);
                 current.drain.inspect_at = None;
                 pod.timed("rules", now - since);
                 self.emit(Effect::Timed {

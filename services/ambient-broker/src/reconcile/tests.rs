@@ -76,6 +76,7 @@ pub(super) fn sandbox(n: u32, life: u32, pending: bool) -> Sandbox {
         reachable: true,
         broken: None,
         pending,
+        fingerprint: String::new(),
     }
 }
 

@@ -213,10 +213,10 @@ fn create(node: &Arc<Node>, inner: &mut Inner, request: Request, replaced: &[Han
     let (sender, inbox) = mpsc::unbounded_channel();
     let (waiter, waiting) = waiter(inner, &sender);
     // Used up in any case; it counts only for a namespace in which nobody of ours has been.
-    let passes = node.hub.foresight.take(&record.pod.uid) && replaced.is_empty();
+    let ahead = node.hub.foresight.take(&record.pod.uid);
     let mut task = register(node, inner, record, sender, inbox);
     task.start_add(waiter, request.accepted, request.called);
-    task.passes = passes;
+    task.ahead = ahead.filter(|_| replaced.is_empty());
     Created {
         task,
         opened: request.opened,
@@ -233,6 +233,7 @@ pub(super) fn register(
     sender: Sender,
     inbox: Inbox,
 ) -> Task {
+    node.hub.foresight.take(&record.pod.uid);
     let slot = Arc::<Slot>::default();
     let ended = CancellationToken::new();
     inner.raise_generation(record.generation);

@@ -28,11 +28,32 @@ impl Task {
             return Programmed::Failed(not_at_hand("program rules"));
         }
         let earlier = self.record.programmed.replace(desired.clone());
-        let is_new = earlier.as_ref() != Some(&desired);
-        if is_new && let Err(failure) = self.save() {
+        if earlier.as_ref() != Some(&desired)
+            && let Err(failure) = self.save()
+        {
             self.record.programmed = earlier;
             return Programmed::Failed(failure);
         }
+        self.carry_out(earlier, desired).await
+    }
+
+    /// Announces a sandbox and programs what the broker has decided ahead while the broker and the proxy prepare
+    /// themselves: the broker's verdict waits in the inbox until the rules are there. Intent and record are one write.
+    pub(super) async fn announce_and_program(&mut self, desired: Desired) -> Flow {
+        self.record.programmed = Some(desired.clone());
+        let flow = self.announce();
+        if flow.is_continue()
+            && let Programmed::Failed(failure) = self.carry_out(None, desired).await
+        {
+            self.ahead_failed = Some(Box::new(failure));
+            self.publish(Event::Changed);
+        }
+        flow
+    }
+
+    /// Makes the namespace match what is on record; `earlier` was there before.
+    async fn carry_out(&mut self, earlier: Option<Desired>, desired: Desired) -> Programmed {
+        let is_new = earlier.as_ref() != Some(&desired);
         let begun = Instant::now();
         let outcome = self.apply(desired).await;
         let record = &self.record;
@@ -45,6 +66,8 @@ impl Task {
                     tracing::info!(attachment = %record.attachment, what = line, "taken over from another agent");
                 }
                 self.verified = true;
+                self.ahead_failed = None;
+                self.fingerprint.clone_from(&applied.fingerprint);
                 let was_broken = self.broken.take().is_some();
                 self.note();
                 if let Some(add) = self.add.as_mut() {
@@ -162,6 +185,9 @@ impl Task {
     async fn admit(&mut self, mode: Mode) -> Result<(), Failure> {
         let programmed = mode_of(self.record.programmed.as_ref());
         if mode != programmed {
+            if let Some(failure) = self.ahead_failed.take() {
+                return Err(*failure);
+            }
             let cause =
                 format!("asked to admit as {mode:?}, but the namespace is programmed as {programmed:?}");
             return Err(Failure::new(

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use sluice_proto::ambient::Desired;
 use sluice_proto::code::ErrorCode;
 use sluice_proto::id::{Attachment, ContainerId, NetworkName, PodRef, PodUid};
 use sluice_proto::sandbox::{Failure, NetnsIdentity};
@@ -92,12 +93,12 @@ impl Registry {
         &self,
         foresight: &Foresight,
         session: u64,
-        mut pass: Vec<PodUid>,
+        mut decided: Vec<(PodUid, Desired)>,
         ask: &[PodUid],
     ) -> Result<(), NotForeseen> {
         let inner = self.lock();
-        pass.retain(|uid| !inner.sandboxes.values().any(|handle| handle.pod.uid == *uid));
-        foresight.note(session, pass, ask)
+        decided.retain(|(uid, _)| !inner.sandboxes.values().any(|handle| handle.pod.uid == *uid));
+        foresight.note(session, decided, ask)
     }
 
     /// Whether a sandbox of this pod has this address on record.

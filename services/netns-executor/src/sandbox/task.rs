@@ -73,8 +73,12 @@ pub(super) struct Task {
     /// Since when the pod is gone at the source.
     pub(super) pod_gone: Option<Instant>,
     pub(super) add: Option<Box<PendingAdd>>,
-    /// The broker has decided ahead that the pod passes.
-    pub(super) passes: bool,
+    /// What the broker has decided ahead.
+    pub(super) ahead: Option<Desired>,
+    /// Why that could not be programmed.
+    pub(super) ahead_failed: Option<Box<Failure>>,
+    /// Of the rules as they were programmed last in this life.
+    pub(super) fingerprint: String,
     pub(super) inbox: Inbox,
     pub(super) ended: CancellationToken,
     links: Option<LinkWatch>,
@@ -108,7 +112,9 @@ impl Task {
             attempts: 0,
             pod_gone: None,
             add: None,
-            passes: false,
+            ahead: None,
+            ahead_failed: None,
+            fingerprint: String::new(),
             inbox,
             ended,
             links: None,
@@ -124,10 +130,10 @@ impl Task {
             // It may have the same namespace: what it has not begun yet must not undo ours.
             late.slot.close();
         }
-        let mut flow = if std::mem::take(&mut self.passes) {
-            self.pass()
-        } else {
-            self.announce()
+        let mut flow = match self.ahead.take() {
+            Some(Desired::None) => self.pass(),
+            Some(desired) => Box::pin(self.announce_and_program(desired)).await,
+            None => self.announce(),
         };
         while let Flow::Continue(()) = flow {
             flow = match self.next().await {
@@ -316,6 +322,7 @@ impl Task {
             broken: self.broken.as_ref().map(Into::into),
             pending: self.add.is_some(),
             adopted: record.adopted,
+            fingerprint: self.fingerprint.clone(),
         }
     }
 

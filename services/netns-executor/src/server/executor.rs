@@ -12,11 +12,11 @@ use sluice_proto::opener::OpenerRequest;
 use sluice_proto::pb::executor::netns_executor_server::NetnsExecutor;
 use sluice_proto::pb::executor::{
     self, AdoptRequest, AdoptResponse, CompleteRequest, CompleteResponse, ForeseeRequest, ForeseeResponse,
-    InspectRequest, InspectResponse, MissingHandoff, NodeStatusRequest, NodeStatusResponse, PodGoneRequest,
-    PodGoneResponse, PreflightRequest, PreflightResponse, ProbeAddress, ProgramRequest, ProgramResponse,
-    RetireRequest, RetireResponse, SyncHandoffsRequest, SyncHandoffsResponse, SyncProbeSetRequest,
-    SyncProbeSetResponse, WatchRequest, adopt_response, complete_request, complete_response,
-    program_response,
+    Foreseen, InspectRequest, InspectResponse, MissingHandoff, NodeStatusRequest, NodeStatusResponse,
+    PodGoneRequest, PodGoneResponse, PreflightRequest, PreflightResponse, ProbeAddress, ProgramRequest,
+    ProgramResponse, RetireRequest, RetireResponse, SyncHandoffsRequest, SyncHandoffsResponse,
+    SyncProbeSetRequest, SyncProbeSetResponse, WatchRequest, adopt_response, complete_request,
+    complete_response, program_response,
 };
 use sluice_proto::pb::types::Mode;
 use sluice_proto::sandbox::{Failure, InvalidMessage, parse_addresses};
@@ -81,6 +81,20 @@ fn verdict(pb: Option<complete_request::Verdict>) -> Result<Verdict, Status> {
                 "admit {mode} is not one of MODE_NONE, MODE_AMBIENT"
             ))),
         },
+    }
+}
+
+fn foreseen(pb: Foreseen) -> Result<(PodUid, Desired), Status> {
+    let pod = PodUid::parse(pb.pod_uid).map_err(invalid)?;
+    let desired = pb
+        .desired
+        .map_or(Ok(Desired::None), Desired::try_from)
+        .map_err(invalid)?;
+    match desired {
+        Desired::None | Desired::Ambient(_) => Ok((pod, desired)),
+        Desired::Draining(_) => Err(Status::invalid_argument(format!(
+            "pod {pod}: draining cannot be foreseen, none or ambient can"
+        ))),
     }
 }
 
@@ -159,14 +173,18 @@ impl NetnsExecutor for Executor {
     }
 
     async fn foresee(&self, request: Request<ForeseeRequest>) -> Result<Response<ForeseeResponse>, Status> {
-        let ForeseeRequest { session, pass, ask } = request.into_inner();
-        let parse = |uids: Vec<String>| {
-            let parsed: Result<Vec<_>, _> = uids.into_iter().map(PodUid::parse).collect();
-            parsed.map_err(invalid)
-        };
+        let ForeseeRequest {
+            session,
+            decided,
+            ask,
+        } = request.into_inner();
+        let ask: Result<Vec<_>, _> = ask.into_iter().map(PodUid::parse).collect();
+        let mut decided = decided.into_iter().map(foreseen).collect::<Result<Vec<_>, _>>()?;
+        // What could not be programmed is asked about; it is then told why.
+        decided.retain(|(_, desired)| mismatch(desired, &self.node.settings.host).is_none());
         self.node
             .registry
-            .foresee(&self.node.hub.foresight, session, parse(pass)?, &parse(ask)?)
+            .foresee(&self.node.hub.foresight, session, decided, &ask.map_err(invalid)?)
             .map_err(|error| Status::failed_precondition(error.to_string()))?;
         Ok(Response::new(ForeseeResponse {}))
     }
@@ -346,6 +364,7 @@ impl NetnsExecutor for Executor {
             tracing::warn!(error = %failure, code = %ErrorCode::HostUnreachable, "host status not read");
             crate::probe_set::ProbeStatus::default()
         });
+        let (foreseen, passing) = self.node.hub.foresight.counts();
         let count = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         let limit = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE);
         let mut status = NodeStatusResponse {
@@ -358,7 +377,8 @@ impl NetnsExecutor for Executor {
             host_differences: probes.differences,
             probe_set: probes.addresses,
             broker_connected: self.node.hub.is_watched(),
-            foreseen: count(self.node.hub.foresight.len()),
+            foreseen_passing: count(passing),
+            foreseen_programmed: count(foreseen - passing),
             ..NodeStatusResponse::default()
         };
         self.node.metrics.report(&mut status);
