@@ -19,6 +19,7 @@ mod cycles;
 mod descriptors;
 mod descriptors_let_go;
 mod drift;
+mod installer;
 mod foresight;
 mod leave;
 mod leave_gone;
