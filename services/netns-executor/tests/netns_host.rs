@@ -42,20 +42,14 @@ fn host_and_pod(ipv4: bool, ipv6: bool) -> (Netns, Netns) {
 fn source_seen(host: &Netns, pod: &Netns, address: IpAddr) -> IpAddr {
     // Any port: a program that another test starts may hold a copy of the last listener for a moment.
     let listener = pod.run(|| TcpListener::bind(SocketAddr::new(address, 0)).unwrap());
-    std::thread::scope(|scope| {
-        let accepted = scope.spawn(|| {
-            let (mut stream, peer) = listener.accept().unwrap();
-            stream.write_all(b"x").unwrap();
-            peer.ip()
-        });
-        host.run(|| {
-            let remote = listener.local_addr().unwrap();
-            let mut stream = TcpStream::connect_timeout(&remote, Duration::from_secs(5)).unwrap();
-            stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-            stream.read_exact(&mut [0]).unwrap();
-        });
-        accepted.join().unwrap()
-    })
+    let remote = listener.local_addr().unwrap();
+    let mut stream = host.run(|| TcpStream::connect_timeout(&remote, Duration::from_secs(5)).unwrap());
+    // It is established, so there is somebody to accept.
+    let (mut accepted, peer) = listener.accept().unwrap();
+    accepted.write_all(b"x").unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    stream.read_exact(&mut [0]).unwrap();
+    peer.ip()
 }
 
 #[test]
