@@ -63,9 +63,14 @@ pub(crate) enum Kubeconfig {
     Unreadable(String),
 }
 
-/// Whether the file is ours alone.
+/// What Cilium appends to the names of other networks' files while it is exclusive, and takes away again when it leaves.
+const SET_ASIDE: &str = ".cilium_bak";
+
+/// Whether the file is ours alone, be it set aside by somebody.
 pub(crate) fn is_ours(name: &str) -> bool {
-    name.ends_with(OWNED_SUFFIX)
+    name.strip_suffix(SET_ASIDE)
+        .unwrap_or(name)
+        .ends_with(OWNED_SUFFIX)
 }
 
 impl File {

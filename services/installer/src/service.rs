@@ -42,9 +42,14 @@ pub(crate) async fn run(installer: Installer, stop: CancellationToken) -> Result
     let flags = installer.flags().clone();
     let run = flags.run();
     let (view_sender, view) = watch::channel(View::default());
-    let (reports, report) = watch::channel(InstallerReport::default());
+    let beginning = "it has not looked at the node yet";
+    let (reports, report) = watch::channel(InstallerReport {
+        problem: beginning.to_owned(),
+        mode: flags.mode.as_str().to_owned(),
+        ..InstallerReport::default()
+    });
     let (health_sender, health) = watch::channel(Health {
-        problem: "has not looked at the node yet".to_owned(),
+        problem: beginning.to_owned(),
         ..Health::default()
     });
     let dropped = Dropped::default();

@@ -483,6 +483,19 @@ fn files_of_ours_from_other_settings_go_after_the_new_one_is_there() {
 }
 
 #[test]
+fn a_file_of_ours_that_was_set_aside_does_not_come_back_one_day() {
+    let ours = ptp_and_ours();
+    let files = [
+        ("02-sluice.conflist.cilium_bak", ours.as_str()),
+        ("10-podnet.conflist", PTP),
+    ];
+    let mut node = given(&[], &files);
+    assert_eq!(problems(&node.settle()), "");
+    assert_eq!(node.names(), ["02-sluice.conflist", "10-podnet.conflist"]);
+    assert_eq!(removal(&files).0.names(), ["10-podnet.conflist"]);
+}
+
+#[test]
 fn a_version_that_our_plugin_does_not_speak_keeps_it_out() {
     for version in [
         r#""cniVersion":"0.2.0","#,
