@@ -36,6 +36,8 @@ pub struct Timing {
     pub watch_grace: Duration,
     /// First and longest pause between attempts.
     pub retry: (Duration, Duration),
+    /// An Event that says the same again is counted after this time at the earliest.
+    pub event_repeat: Duration,
     /// The last look at the DaemonSet, when the process is asked to stop.
     pub last_look: Duration,
 }
@@ -50,6 +52,7 @@ impl Default for Timing {
             watch: Duration::from_mins(2),
             watch_grace: Duration::from_secs(5),
             retry: (Duration::from_millis(200), Duration::from_secs(30)),
+            event_repeat: Duration::from_mins(10),
             last_look: Duration::from_millis(1500),
         }
     }

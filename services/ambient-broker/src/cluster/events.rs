@@ -21,8 +21,6 @@ use super::wire::MetadataOnly;
 const CONTROLLER: &str = "sluice/ambient-broker";
 /// Longest note (Kubernetes API reference, Event v1).
 const LONGEST_NOTE: usize = 1000;
-/// The same again is written after this time at the earliest.
-const REPEAT: Duration = Duration::from_mins(10);
 /// Another note for the same reason is written after this time at the earliest.
 const ANOTHER: Duration = Duration::from_secs(30);
 /// Events that may be written at once, and how long one takes to come back.
@@ -67,7 +65,7 @@ impl Recorder {
 
 /// Writes notes, for ever.
 pub(super) async fn write(api: Api, mut queue: mpsc::Receiver<Note>, instance: String) {
-    let mut ledger = Ledger::new(Instant::now());
+    let mut ledger = Ledger::new(Instant::now(), api.timing.event_repeat);
     while let Some(note) = queue.recv().await {
         let now = Instant::now();
         let result = match ledger.take(&note, now) {
@@ -165,14 +163,17 @@ struct Written {
 /// What was written of whom: pure but for the names, which are random.
 #[derive(Debug)]
 struct Ledger {
+    /// The same again is written after this time at the earliest.
+    repeat: Duration,
     written: HashMap<(String, &'static str), Written>,
     tokens: u32,
     refilled: Instant,
 }
 
 impl Ledger {
-    fn new(now: Instant) -> Self {
+    fn new(now: Instant, repeat: Duration) -> Self {
         Self {
+            repeat,
             written: HashMap::new(),
             tokens: BURST,
             refilled: now,
@@ -185,7 +186,7 @@ impl Ledger {
             let same = written.text == note.text;
             let age = now.saturating_duration_since(written.at);
             written.count = written.count.saturating_add(1);
-            if age < if same { REPEAT } else { ANOTHER } {
+            if age < if same { self.repeat } else { ANOTHER } {
                 return Step::Nothing;
             }
             if !self.spend(now) {
@@ -207,8 +208,9 @@ impl Ledger {
     /// Remembers the note as just written; its name.
     fn begin(&mut self, note: &Note, now: Instant) -> String {
         if self.written.len() >= REMEMBERED {
+            let repeat = self.repeat;
             self.written
-                .retain(|_, written| now.saturating_duration_since(written.at) < REPEAT);
+                .retain(|_, written| now.saturating_duration_since(written.at) < repeat);
         }
         let name = format!(
             "{}.{:016x}",
@@ -252,6 +254,8 @@ impl Ledger {
 mod tests {
     use super::*;
 
+    const REPEAT: Duration = Duration::from_mins(10);
+
     fn note(uid: &str, text: &str) -> Note {
         Note {
             pod: PodRef {
@@ -268,7 +272,7 @@ mod tests {
     #[test]
     fn the_same_is_counted_and_written_once_in_a_while() {
         let now = Instant::now();
-        let mut ledger = Ledger::new(now);
+        let mut ledger = Ledger::new(now, REPEAT);
         let Step::Create(name) = ledger.take(&note("u", "a"), now) else {
             panic!("not created");
         };
@@ -282,7 +286,7 @@ mod tests {
     #[test]
     fn a_flood_is_cut_and_comes_back_slowly() {
         let now = Instant::now();
-        let mut ledger = Ledger::new(now);
+        let mut ledger = Ledger::new(now, REPEAT);
         let mut written =
             |n: u32, now| !matches!(ledger.take(&note(&format!("u{n}"), "a"), now), Step::Nothing);
         assert_eq!((0..100).filter(|n| written(*n, now)).count(), 20);

@@ -21,7 +21,7 @@ const LONGEST_PAUSE: Duration = Duration::from_mins(2);
 
 /// Not sent: the server asked to be left alone.
 #[derive(Debug, thiserror::Error)]
-#[error("the API server asked for a pause, {:.1} s are left", wait.as_secs_f64())]
+#[error("the API server asked for a pause")]
 pub(super) struct Throttled {
     /// What is left of the pause.
     pub(super) wait: Duration,

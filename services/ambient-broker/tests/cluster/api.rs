@@ -177,7 +177,7 @@ impl Api {
         let matching = state
             .seen
             .iter()
-            .filter(|seen| seen.method == method && seen.path.contains(path));
+            .filter(|seen| (method.is_empty() || seen.method == method) && seen.path.contains(path));
         matching.cloned().collect()
     }
 

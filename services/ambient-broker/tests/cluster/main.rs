@@ -8,6 +8,7 @@
 mod api;
 mod lifecycle;
 mod lookup;
+mod roles;
 mod source;
 mod status;
 
@@ -36,6 +37,7 @@ fn quick() -> Timing {
         watch: Duration::from_secs(1),
         watch_grace: Duration::from_millis(200),
         retry: (Duration::from_millis(20), Duration::from_millis(200)),
+        event_repeat: Duration::from_millis(500),
         last_look: Duration::from_millis(500),
     }
 }

@@ -169,7 +169,9 @@ async fn a_refused_add_is_told_on_its_pod_with_what_to_do() {
         Some(&report("a", "1", Standing::Pending, None)),
     );
     kubernetes.report(&reference("a", "1"), Some(&broken));
-    tokio::time::sleep(Duration::from_millis(2200)).await;
+    // The same again is counted on the same Event.
+    let series = eventually("series", || api.seen("PATCH", "/events/").pop()).await;
+    assert_eq!(series.body["series"]["count"], 2);
     assert_eq!(api.seen("POST", "/events").len(), 1);
 }
 

@@ -132,7 +132,8 @@ impl State {
                 if let Some(uid) = seen.body["metadata"]["uid"].as_str()
                     && object["metadata"]["uid"] != uid
                 {
-                    return status(409, None);
+                    // As kube-apiserver does: the field is immutable.
+                    return status(422, None);
                 }
                 merge(&mut object, &seen.body);
                 self.put(&path, object.clone(), news);
