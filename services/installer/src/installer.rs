@@ -9,6 +9,8 @@ use crate::apply::{apply, describe};
 use crate::config::Flags;
 use crate::entry::{Entry, PLUGIN};
 use crate::files;
+use crate::health;
+use crate::istio_log;
 use crate::kubeconfig::Credentials;
 use crate::node::{BinDir, Kubeconfig, NetDir};
 use crate::notes;
@@ -263,6 +265,31 @@ impl Installer {
         format!("conflict: {file} is changed by somebody else as soon as it is written{hint}")
     }
 
+    /// Empties our part of the run directory, sockets included; the directory itself is the node's until it reboots.
+    fn clear_run_dir(&self) {
+        let run = self.flags.run();
+        let records = std::fs::read_dir(run.unprotected())
+            .into_iter()
+            .flatten()
+            .flatten();
+        let mut files: Vec<PathBuf> = records.map(|entry| entry.path()).collect();
+        files.extend([run.plugin_log_socket(), health::socket(&run)]);
+        files.extend(
+            self.flags
+                .istio_run_dir
+                .iter()
+                .map(|directory| directory.join(istio_log::SOCKET)),
+        );
+        for path in files {
+            if let Err(error) = std::fs::remove_file(&path)
+                && error.kind() != std::io::ErrorKind::NotFound
+            {
+                tracing::warn!(path = %path.display(), %error, "cannot remove a file of the run directory");
+            }
+        }
+        let _ = std::fs::remove_dir(run.unprotected());
+    }
+
     /// Removes everything but the stand-in for the plugin. Goes on after failures and tells them all.
     pub(crate) fn remove(&mut self) -> Result<(), RemovalError> {
         self.sweep();
@@ -284,6 +311,7 @@ impl Installer {
                 }
             }
             if failures.is_empty() {
+                self.clear_run_dir();
                 return Ok(());
             }
         }

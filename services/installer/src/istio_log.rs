@@ -16,6 +16,8 @@ use serde_json::{Map, Value};
 use sluice_proto::transport::uds::{BindError, bind_stream};
 use tokio::sync::Semaphore;
 
+/// Name of the socket in the run directory of Istio's agent.
+pub(crate) const SOCKET: &str = "log.sock";
 /// Longest body that is read, in bytes.
 const LONGEST: usize = 1024 * 1024;
 /// A connection that takes longer is cut off.
@@ -25,7 +27,7 @@ const MOST: usize = 16;
 
 /// Serves `log.sock` in `directory` until dropped. It takes the place of a socket that is there.
 pub(crate) fn serve(directory: &Path) -> Result<impl Future<Output = ()> + use<>, BindError> {
-    let listener = bind_stream(&directory.join("log.sock"), 0o600, None)?;
+    let listener = bind_stream(&directory.join(SOCKET), 0o600, None)?;
     Ok(async move {
         let room = std::sync::Arc::new(Semaphore::new(MOST));
         loop {

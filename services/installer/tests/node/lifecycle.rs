@@ -100,6 +100,8 @@ fn a_node_that_is_left_gets_back_its_configuration_first() {
     let node = Node::new();
     let broker = node.broker();
     let mut installer = node.start_ready();
+    fs::create_dir(node.run.unprotected()).unwrap();
+    fs::write(node.run.unprotected().join("0123.json"), "{}").unwrap();
     installer.terminate();
     broker.say(|state| {
         state.r#final = true;
@@ -109,7 +111,9 @@ fn a_node_that_is_left_gets_back_its_configuration_first() {
     assert!(installer.wait(SOON).success());
     assert_eq!(node.names(), ["10-podnet.conflist"]);
     assert_eq!(node.read("10-podnet.conflist").unwrap(), PODNET);
-    assert!(!node.run.kubeconfig().exists());
+    let run = fs::read_dir(node.run.kubeconfig().parent().unwrap()).unwrap();
+    let left: Vec<_> = run.map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.is_empty(), "{left:?}");
     // Only the stand-in is left, until it is purged.
     let stand_in = fs::read(node.image().join("sluice-cni-removed")).unwrap();
     assert_eq!(fs::read(node.installed()).unwrap(), stand_in);
