@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 use sluice_integration::manifests::PodOptions;
 use sluice_integration::mesh::{Mesh, MeshOptions};
 use sluice_integration::scene::{PATIENCE, Scene, mesh_pod};
 use sluice_integration::uds_http::{get, metric};
 use sluice_proto::pb::workload::PodState;
+use sluice_testkit::cni::Attachment;
 use sluice_testkit::netns::Place;
 use sluice_testkit::process::{Process, Spawn, binary, output, text};
 use sluice_testkit::standin::Behaviour;
@@ -311,4 +312,26 @@ fn a_refusing_proxy_is_named_in_status_and_exit_status() {
         .mesh
         .wait_state(&pod, PodState::Enrolled, Duration::from_secs(30))
         .unwrap();
+}
+
+#[test]
+fn a_plugin_that_decides_by_another_configuration_than_the_broker_is_told_of() {
+    let mesh = Mesh::start().unwrap();
+    mesh.manifests.namespace("default", "ambient").unwrap();
+    let pod = mesh.node().pod("web").create().unwrap();
+    mesh.manifests.pod(&pod, &PodOptions::default()).unwrap();
+    let mut chain = mesh.chain().unwrap();
+    chain.plugins.last_mut().unwrap()["selection"] = json!({ "excludedNamespaces": ["elsewhere"] });
+    let add = chain.add(&Attachment::from(&pod), Some(&pod.prev_result("1.0.0")));
+    add.unwrap().ok().unwrap();
+    let (_, status) = ctl(&mesh, &["status"]);
+    assert!(
+        status.contains("Configuration") && status.contains("DIFFERS"),
+        "{status}"
+    );
+    chain.plugins.last_mut().unwrap()["selection"] = json!({});
+    let again = chain.add(&Attachment::from(&pod), Some(&pod.prev_result("1.0.0")));
+    again.unwrap().ok().unwrap();
+    let (_, status) = ctl(&mesh, &["status"]);
+    assert!(!status.contains("DIFFERS"), "{status}");
 }

@@ -24,6 +24,7 @@ use sluice_proto::pb::executor::{
 use sluice_proto::pb::types;
 use sluice_proto::sandbox::{Failure, NetnsIdentity};
 use sluice_proto::transport::grpc::{UdsChannel, origin};
+use sluice_selection::SelectionConfig;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -58,6 +59,7 @@ struct Session {
 pub struct Executor {
     run: RunDir,
     ipv6: bool,
+    config_hash: String,
     state: Arc<Mutex<Link>>,
 }
 
@@ -94,10 +96,11 @@ enum SessionError {
 
 impl Executor {
     /// The executor of this run directory; not connected yet.
-    pub fn new(run: RunDir, ipv6: bool) -> Self {
+    pub fn new(run: RunDir, selection: &SelectionConfig) -> Self {
         Self {
             run,
-            ipv6,
+            ipv6: selection.ipv6,
+            config_hash: selection.hash(),
             state: Arc::default(),
         }
     }
@@ -158,6 +161,7 @@ impl Executor {
         let request = WatchRequest {
             watcher: format!("{COMPONENT} {}", env!("CARGO_PKG_VERSION")),
             session: id,
+            config_hash: self.config_hash.clone(),
         };
         self.link().session = Some(Session {
             id,

@@ -103,7 +103,7 @@ pub async fn run(
 ) -> Result<(), StartError> {
     let (events, inbox) = mpsc::unbounded_channel();
     let (queries, questions) = mpsc::channel(64);
-    let executor = Executor::new(config.run.clone(), config.selection.ipv6);
+    let executor = Executor::new(config.run.clone(), &config.selection);
     let zds = Zds::new(config.zds.clone(), events.clone());
     let listeners = bind(&config, &zds).await?;
     let beat = Beat::default();

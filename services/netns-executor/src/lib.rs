@@ -3,6 +3,7 @@
 //! Needs CAP_NET_ADMIN. Never enters a namespace, opens a TCP or UDP socket, executes a program, or dials anybody.
 
 pub mod config;
+pub mod configuration;
 pub mod descriptors;
 pub mod drift;
 pub mod foresight;

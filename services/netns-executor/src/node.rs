@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sluice_proto::paths::Deadlines;
 
+use crate::configuration::Configurations;
 use crate::handoff::Handoffs;
 use crate::hub::Hub;
 use crate::kernel::Kernel;
@@ -74,6 +75,8 @@ pub struct Node {
     pub probes: ProbeSet,
     /// Pods that no proxy has.
     pub handoffs: Handoffs,
+    /// What plugin and broker decide by.
+    pub configurations: Configurations,
     /// The opener.
     pub opener: OpenerClient,
     /// Counters.
@@ -107,6 +110,7 @@ impl Node {
             table,
             probes: ProbeSet::new(owners, reaper.clone()),
             handoffs: Handoffs::default(),
+            configurations: Configurations::default(),
             opener: OpenerClient::default(),
             metrics: Metrics::default(),
             reaper,

@@ -1,6 +1,6 @@
 //! `CniService`: what the runtime asks through the plugin.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use sluice_proto::code::ErrorCode;
 use sluice_proto::id::NetworkName;
@@ -27,25 +27,11 @@ use crate::self_test;
 #[derive(Debug)]
 pub(super) struct Cni {
     node: Arc<Node>,
-    /// Hash of the configuration that the plugin had last.
-    config_hash: Mutex<String>,
 }
 
 impl Cni {
     pub(super) fn new(node: Arc<Node>) -> Self {
-        Self {
-            node,
-            config_hash: Mutex::default(),
-        }
-    }
-
-    /// Two hashes in turn in the log: the node has two configurations.
-    fn note_configuration(&self, hash: &str) {
-        let mut last = self.config_hash.lock().unwrap_or_else(PoisonError::into_inner);
-        if *last != hash {
-            hash.clone_into(&mut last);
-            tracing::info!(hash, "the plugin's configuration");
-        }
+        Self { node }
     }
 
     fn begin(&self, request: Request<AddRequest>) -> Result<Begun, Failure> {
@@ -64,7 +50,7 @@ impl Cni {
         let descriptors = connection.preamble.take_descriptors();
         let called = Instant::now();
         let request = request.into_inner();
-        self.note_configuration(&request.config_hash);
+        self.node.configurations.of_plugin(&request.config_hash);
         let key = attachment(request.attachment).map_err(|error| invalid_failure(STAGE, error))?;
         let pod = pod(request.pod).map_err(|error| invalid_failure(STAGE, error))?;
         let addresses = parse_addresses(&request.addresses).map_err(|error| invalid_failure(STAGE, error))?;

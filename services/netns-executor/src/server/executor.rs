@@ -164,11 +164,18 @@ impl NetnsExecutor for Executor {
     type WatchStream = Subscription;
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Subscription>, Status> {
-        let WatchRequest { watcher, session } = request.into_inner();
+        let WatchRequest {
+            watcher,
+            session,
+            config_hash,
+        } = request.into_inner();
         let watcher: String = watcher.chars().take(64).collect();
         // Others may look on, but decide nothing: an ADD must not wait for them.
         let decides = watcher.starts_with(BROKER);
         tracing::info!(watcher, decides, "watcher connected");
+        if decides {
+            self.node.configurations.of_broker(&config_hash);
+        }
         Ok(Response::new(self.node.hub.subscribe(decides.then_some(session))))
     }
 
@@ -377,6 +384,7 @@ impl NetnsExecutor for Executor {
             host_differences: probes.differences,
             probe_set: probes.addresses,
             broker_connected: self.node.hub.is_watched(),
+            configuration_mismatch: self.node.configurations.mismatch(),
             foreseen_passing: count(passing),
             foreseen_programmed: count(foreseen - passing),
             ..NodeStatusResponse::default()

@@ -157,6 +157,7 @@ impl Dial {
         let request = WatchRequest {
             watcher: "ambient-broker of a test".into(),
             session: SESSION,
+            config_hash: String::new(),
         };
         let events = client.watch(request).await.unwrap().into_inner();
         Broker { client, events }

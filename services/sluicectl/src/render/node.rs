@@ -74,6 +74,12 @@ fn executor_facts(facts: &mut Facts, node: &NodeResponse, executor: &NodeStatusR
         "Versions",
         format!("broker {}, executor {}", node.version, executor.version),
     );
+    if !executor.configuration_mismatch.is_empty() {
+        facts.add(
+            "Configuration",
+            format!("DIFFERS: {}", executor.configuration_mismatch),
+        );
+    }
     facts.add(
         "Sandboxes",
         format!(
