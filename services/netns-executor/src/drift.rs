@@ -46,7 +46,7 @@ pub async fn watch_pods(node: Arc<Node>) {
 /// find needs.
 fn select<T>(node: &Node, wanted: impl Fn(&Handle) -> Option<T>) -> Vec<T> {
     let inner = node.registry.lock();
-    let reachable = inner.sandboxes.values().filter(|h| h.reachable && !h.ending);
+    let reachable = inner.sandboxes.values().filter(|h| h.reachable() && !h.ending);
     reachable.filter_map(wanted).collect()
 }
 

@@ -2,7 +2,6 @@
 //! dropped when its client dies, so nothing that must be undone lives in one.
 
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::Duration;
@@ -11,7 +10,7 @@ use sluice_proto::ambient::Desired;
 use sluice_proto::code::ErrorCode;
 use sluice_proto::pb::executor::InspectResponse;
 use sluice_proto::pb::types::Mode;
-use sluice_proto::sandbox::{Failure, NetnsIdentity};
+use sluice_proto::sandbox::Failure;
 use tokio::sync::oneshot;
 
 use crate::kernel::{Netns, Opened};
@@ -121,9 +120,6 @@ pub(crate) struct Waiter {
     pub(crate) answer: oneshot::Sender<Answer>,
 }
 
-/// A netns descriptor and which namespace it is.
-pub(crate) type Described = (Arc<OwnedFd>, NetnsIdentity);
-
 /// Messages are boxed: a channel sets aside room for 32 of them, and there is one channel a sandbox.
 pub(crate) type Sender = tokio::sync::mpsc::UnboundedSender<Box<Message>>;
 pub(crate) type Inbox = tokio::sync::mpsc::UnboundedReceiver<Box<Message>>;
@@ -170,11 +166,6 @@ pub(crate) enum Message {
         failure: Failure,
         /// Every place was looked at, and it is in none.
         vanished: bool,
-    },
-    /// The netns descriptor.
-    Descriptor {
-        generation: u64,
-        reply: oneshot::Sender<Result<Described, Failure>>,
     },
     /// Read back and compare.
     Inspect(oneshot::Sender<InspectResponse>),
@@ -288,7 +279,7 @@ impl Drop for Emptied {
     }
 }
 
-fn not_at_hand(stage: &'static str) -> Failure {
+pub(crate) fn not_at_hand(stage: &'static str) -> Failure {
     Failure::new(
         ErrorCode::SandboxGone,
         COMPONENT,

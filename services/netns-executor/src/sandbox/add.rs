@@ -246,7 +246,7 @@ pub(super) fn register(
             addresses: record.addresses.clone(),
             added_unix_ms: record.added_unix_ms,
             netns: record.netns.clone(),
-            reachable: false,
+            descriptor: None,
             ending: false,
             sender,
             slot: Arc::clone(&slot),

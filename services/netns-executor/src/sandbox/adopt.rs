@@ -42,7 +42,7 @@ pub async fn adopt(
         return adopt_at(node, pod, addresses, &path).await;
     }
     if let Some(handle) = node.registry.find_by_uid(&pod.uid) {
-        if !handle.reachable {
+        if !handle.reachable() {
             recover(node, &handle, &mut Scan::default())
                 .await
                 .map_err(|lost| lost.failure)?;
@@ -80,7 +80,7 @@ async fn adopt_at(
     if let Some(handle) = &earlier
         && handle.netns.is_same_netns(&opened.identity)
     {
-        if handle.reachable {
+        if handle.reachable() {
             node.reaper.close(opened);
         } else {
             offer(node, handle, opened, false).await?;

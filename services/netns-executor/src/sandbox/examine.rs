@@ -1,7 +1,6 @@
 //! Looking at a sandbox: drift and its repair, `Inspect`, CNI CHECK, and namespaces that come and go.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use sluice_proto::ambient::Desired;
 use sluice_proto::code::ErrorCode;
@@ -11,8 +10,8 @@ use sluice_proto::sandbox::Failure;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::Reason;
 use super::task::{Flow, Task};
-use super::{Described, Reason, not_at_hand};
 use crate::kernel::Opened;
 use crate::pool::COMPONENT;
 
@@ -161,17 +160,6 @@ impl Task {
         self.publish(Event::Changed);
         self.examine().await;
         Flow::Continue(())
-    }
-
-    /// The descriptor for the broker.
-    pub(super) fn described(&self, generation: u64) -> Result<Described, Failure> {
-        const STAGE: &str = "fetch descriptor";
-        if generation != self.record.generation {
-            let cause = format!("generation {generation} is over");
-            return Err(Failure::new(ErrorCode::TooLate, COMPONENT, STAGE, cause));
-        }
-        let descriptor = self.descriptor.as_ref().ok_or_else(|| not_at_hand(STAGE))?;
-        Ok((Arc::clone(descriptor), self.record.netns.clone()))
     }
 
     /// Notices that the interface is gone for good.

@@ -107,7 +107,7 @@ impl From<Failure> for Lost {
 pub(crate) async fn recover_all(node: &Arc<Node>, pace: &mut Pace) {
     let lost: Vec<_> = {
         let inner = node.registry.lock();
-        let lost = inner.sandboxes.values().filter(|h| !h.reachable && !h.ending);
+        let lost = inner.sandboxes.values().filter(|h| !h.reachable() && !h.ending);
         lost.cloned().collect()
     };
     let mut scan = Scan {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -32,7 +33,8 @@ pub(crate) struct Handle {
     /// When its last ADD came.
     pub(crate) added_unix_ms: u64,
     pub(crate) netns: NetnsIdentity,
-    pub(crate) reachable: bool,
+    /// The namespace, while it is at hand: whoever asks for it need not wait for the sandbox's task.
+    pub(crate) descriptor: Option<Arc<OwnedFd>>,
     pub(crate) ending: bool,
     pub(crate) sender: Sender,
     pub(crate) slot: Arc<Slot>,
@@ -43,6 +45,11 @@ pub(crate) struct Handle {
 impl Handle {
     pub(crate) fn is_for(&self, container_id: &ContainerId) -> bool {
         self.attachment.container_id == *container_id
+    }
+
+    /// The namespace's sockets are at hand.
+    pub(crate) fn reachable(&self) -> bool {
+        self.descriptor.is_some()
     }
 
     /// Sends; false if the task has ended.

@@ -201,9 +201,6 @@ impl Task {
                 return Box::pin(self.reattach(opened, found_by_address, reply)).await;
             }
             Message::NotFound { failure, vanished } => return self.not_found(failure, vanished),
-            Message::Descriptor { generation, reply } => {
-                let _ = reply.send(self.described(generation));
-            }
             Message::Inspect(reply) => {
                 let _ = reply.send(Box::pin(self.inspect()).await);
             }
@@ -256,10 +253,12 @@ impl Task {
         }
         // Not here: a call that hangs may still hold the slot.
         self.node.reaper.close(Emptied(Arc::clone(&self.slot)));
-        if let Some(descriptor) = self.descriptor.take() {
+        let descriptor = self.descriptor.take();
+        self.note();
+        // The last reference, so that closing does not happen here.
+        if let Some(descriptor) = descriptor {
             self.node.reaper.close(descriptor);
         }
-        self.note();
     }
 
     /// Keeps the registry and the slot in step with this task.
@@ -275,7 +274,7 @@ impl Task {
         self.node
             .registry
             .update(&record.attachment, record.generation, |handle| {
-                handle.reachable = reachable;
+                handle.descriptor.clone_from(&self.descriptor);
                 handle.slot = Arc::clone(&self.slot);
                 handle.netns.clone_from(&record.netns);
             });

@@ -58,7 +58,7 @@ pub async fn watch(node: Arc<Node>) {
 /// A sandbox whose turn it is; no two have the same generation.
 fn unseen(node: &Node, seen: &HashSet<u64>) -> Option<Handle> {
     let inner = node.registry.lock();
-    let mut settled = inner.sandboxes.values().filter(|h| h.reachable && !h.ending);
+    let mut settled = inner.sandboxes.values().filter(|h| h.reachable() && !h.ending);
     settled.find(|h| !seen.contains(&h.generation)).cloned()
 }
 

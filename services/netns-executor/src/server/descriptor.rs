@@ -13,14 +13,13 @@ use sluice_proto::sandbox::{Failure, NetnsIdentity};
 use sluice_proto::transport::descriptors::TransportError;
 use sluice_proto::transport::seqpacket::{SeqpacketConnection, SeqpacketListener};
 use sluice_proto::transport::uds::PeerPolicy;
-use tokio::sync::oneshot;
 
 use super::convert::{attachment, invalid_failure, unknown};
 use super::listen::admit;
 use crate::node::Node;
 use crate::pool::COMPONENT;
 use crate::sandbox::registry::Handle;
-use crate::sandbox::{Message, recovery};
+use crate::sandbox::{not_at_hand, recovery};
 
 type Reply = Result<(NetnsIdentity, Option<Arc<OwnedFd>>), Failure>;
 
@@ -83,7 +82,7 @@ fn shortened(failure: &Failure) -> sluice_proto::pb::types::Failure {
 
 async fn answer(node: &Arc<Node>, request: DescriptorRequest, descriptors: Vec<OwnedFd>) -> Reply {
     match request.request {
-        Some(descriptor_request::Request::Fetch(of)) => fetch(node, of).await,
+        Some(descriptor_request::Request::Fetch(of)) => fetch(node, of),
         Some(descriptor_request::Request::Offer(of)) => offer(node, of, descriptors).await,
         None => Err(Failure::new(
             ErrorCode::InvalidInput,
@@ -99,16 +98,19 @@ fn find(node: &Node, stage: &str, of: DescriptorOf) -> Result<Handle, Failure> {
     node.registry.find(&key).ok_or_else(|| unknown(stage, &key))
 }
 
-async fn fetch(node: &Arc<Node>, of: DescriptorOf) -> Reply {
+fn fetch(node: &Node, of: DescriptorOf) -> Reply {
     const STAGE: &str = "fetch descriptor";
     let generation = of.generation;
     let handle = find(node, STAGE, of)?;
-    let (reply, outcome) = oneshot::channel();
-    handle.send(Message::Descriptor { generation, reply });
-    let (descriptor, identity) = outcome
-        .await
-        .unwrap_or_else(|_| Err(unknown(STAGE, &handle.attachment)))?;
-    Ok((identity, Some(descriptor)))
+    if handle.ending {
+        return Err(unknown(STAGE, &handle.attachment));
+    }
+    if handle.generation != generation {
+        let cause = format!("generation {generation} is over");
+        return Err(Failure::new(ErrorCode::TooLate, COMPONENT, STAGE, cause));
+    }
+    let descriptor = handle.descriptor.ok_or_else(|| not_at_hand(STAGE))?;
+    Ok((handle.netns, Some(descriptor)))
 }
 
 async fn offer(node: &Arc<Node>, of: DescriptorOf, descriptors: Vec<OwnedFd>) -> Reply {
@@ -119,7 +121,7 @@ async fn offer(node: &Arc<Node>, of: DescriptorOf, descriptors: Vec<OwnedFd>) ->
         let cause = format!("generation {generation} is over");
         return Err(Failure::new(ErrorCode::TooLate, COMPONENT, STAGE, cause));
     }
-    if handle.reachable {
+    if handle.reachable() {
         return Ok((handle.netns, None));
     }
     let descriptor = descriptors.first().ok_or_else(|| {
