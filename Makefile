@@ -100,7 +100,11 @@ test-cluster: setup-cluster image ## run the tests that need one on a fresh clus
 	$(CLUSTER)/down.sh
 	SLUICE_BIN_DIR=$(DIST) SLUICE_IMAGE_ARCHIVE=$(IMAGE_ARCHIVE) $(CLUSTER)/up.sh
 	eval "$$($(CLUSTER)/env.sh)"; status=0; \
-	SLUICE_BIN_DIR=$(DIST) cargo test --locked -p sluice-integration --features cluster --test chart --test cluster -- --test-threads=1 --nocapture $(TESTS) || status=$$?; \
+	{ helm upgrade --install sluice charts/sluice --namespace sluice-system --create-namespace \
+	    --set image.repository=localhost/sluice,image.tag=dev >/dev/null && \
+	  kubectl --namespace sluice-system rollout status daemonset/sluice-node --timeout=120s && \
+	  SLUICE_BIN_DIR=$(DIST) cargo test --locked -p sluice-integration --features cluster --test chart --test cluster -- \
+	    --test-threads=1 --nocapture $(TESTS); } || status=$$?; \
 	$(if $(KEEP),,$(CLUSTER)/down.sh;) exit $$status
 
 bench: setup dist ## measure speed and size against floors taken in the same run (needs root)
@@ -108,7 +112,7 @@ bench: setup dist ## measure speed and size against floors taken in the same run
 
 lint: ## formatting, clippy, documentation links
 	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo clippy --locked --workspace --all-targets --features sluice-integration/cluster -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items
 
 deny: ## licences, sources and who may depend on what (needs cargo-deny)
