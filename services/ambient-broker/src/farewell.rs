@@ -42,6 +42,8 @@ impl Farewell {
             Ok(unfinished) => tracing::warn!(unfinished, "some sandboxes did not end in time"),
             Err(error) => tracing::error!(%error, "rules are left on this node"),
         }
+        // Not left to the state machine, which waits for another sandbox of a pod that still runs.
+        self.zds.withdraw_all();
         let released = async {
             while !self.released() {
                 sleep(LOOK).await;

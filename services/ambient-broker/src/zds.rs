@@ -349,6 +349,20 @@ impl Zds {
         }
     }
 
+    /// Takes every workload out, as [`Self::withdraw`] does with one.
+    pub fn withdraw_all(&self) {
+        let all: Vec<_> = {
+            let hub = self.hub();
+            hub.workloads
+                .values()
+                .map(|workload| (workload.uid.clone(), workload.epoch))
+                .collect()
+        };
+        for (uid, epoch) in all {
+            self.withdraw(&uid, epoch);
+        }
+    }
+
     /// How things stand.
     pub fn status(&self) -> ServerStatus {
         let hub = self.hub();

@@ -1,6 +1,7 @@
 //! The installer's end of `NodeLifecycle`.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::future::BoxFuture;
 use sluice_ambient_broker::lifecycle::{Fate, Lifecycle};
@@ -15,6 +16,7 @@ use super::*;
 struct Facts {
     lifecycle: Mutex<Lifecycle>,
     credentials: Mutex<Option<PluginCredentials>>,
+    withdrawn: AtomicBool,
 }
 
 impl Facts {
@@ -33,6 +35,11 @@ impl NodeFacts for Facts {
 
     fn credentials(&self) -> Option<PluginCredentials> {
         self.credentials.lock().unwrap().clone()
+    }
+
+    fn withdraw(&self) -> BoxFuture<'_, ()> {
+        self.withdrawn.store(true, Ordering::Relaxed);
+        Box::pin(std::future::ready(()))
     }
 
     fn last_look(&self) -> BoxFuture<'_, Lifecycle> {
@@ -169,4 +176,33 @@ async fn without_a_cluster_there_is_no_socket_for_an_installer() {
     node.start_broker();
     node.workloads().await;
     assert!(!node.run.node_socket().exists());
+}
+
+#[tokio::test]
+async fn an_agent_that_leaves_the_node_takes_everything_back_and_leaves_no_socket() {
+    let mut node = Node::new();
+    let facts = Arc::new(Facts::default());
+    node.facts = Some(facts.clone());
+    node.executor.serve(&node.run);
+    node.start_broker();
+    let mut client = installer(&node).await;
+    let mut states = client.watch(WatchRequest {}).await.unwrap().into_inner();
+    until(&mut states, "serving", |state| state.can_serve).await;
+    assert!(node.run.zds_socket().exists());
+
+    node.stop.cancel();
+    let last = until(&mut states, "final", |state| state.r#final).await;
+    assert_eq!(last.lifecycle(), PbLifecycle::Remove);
+    node.broker.take().unwrap().await.unwrap();
+    assert!(facts.withdrawn.load(Ordering::Relaxed));
+    let calls = node.executor.0.lock().unwrap().calls.clone();
+    assert!(calls.contains(&"retire".to_owned()), "{calls:?}");
+    for socket in [
+        node.run.zds_socket(),
+        node.run.workload_socket(),
+        node.run.http_socket(),
+        node.run.node_socket(),
+    ] {
+        assert!(!socket.exists(), "{}", socket.display());
+    }
 }
