@@ -105,12 +105,16 @@ impl Report {
     /// Fails unless there were requests and none of them failed.
     pub(crate) fn assert_flawless(&self) -> anyhow::Result<()> {
         anyhow::ensure!(self.requests > 0, "no request was made");
+        let when = |failure: Option<&Failure>| failure.map(|f| f.at.clone()).unwrap_or_default();
         anyhow::ensure!(
             self.failed.is_empty(),
-            "{} of {} requests failed: {:#?}",
+            "{} of {} requests failed, from {} to {}, slowest {} ms: {:#?}",
             self.failed.len(),
             self.requests,
-            &self.failed[..self.failed.len().min(10)]
+            when(self.failed.iter().min_by_key(|f| &f.at)),
+            when(self.failed.iter().max_by_key(|f| &f.at)),
+            self.max_millis,
+            &self.failed[..self.failed.len().min(3)]
         );
         Ok(())
     }

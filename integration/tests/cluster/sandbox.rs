@@ -47,7 +47,7 @@ impl Drop for Sandbox<'_> {
     }
 }
 
-/// Milliseconds that each `RunPodSandbox` of these pods took, by the runtime's log, in its order.
+/// Milliseconds that each `RunPodSandbox` of these pods took until its end, good or bad, by the runtime's log, in its order.
 pub(crate) fn creation_times(log: &str, pod_prefix: &str) -> Vec<f64> {
     let wanted = format!("Name:{pod_prefix}");
     let mut started: Vec<(String, f64)> = Vec::new();
@@ -59,11 +59,11 @@ pub(crate) fn creation_times(log: &str, pod_prefix: &str) -> Vec<f64> {
         let (Some(at), Some(pod)) = (seconds(line), identity(line)) else {
             continue;
         };
-        if line.contains("returns sandbox id") {
+        if line.contains("returns sandbox id") || line.contains("failed, error") {
             if let Some(index) = started.iter().position(|(name, _)| *name == pod) {
                 times.push((at - started.remove(index).1) * 1000.0);
             }
-        } else if !line.contains("failed") {
+        } else {
             started.push((pod, at));
         }
     }
@@ -90,9 +90,14 @@ fn identity(line: &str) -> Option<String> {
     Some(rest[..rest.find('}')?].to_owned())
 }
 
-/// The median.
-pub(crate) fn median(values: &[f64]) -> f64 {
+/// First quartile, median, third quartile.
+pub(crate) fn quartiles(values: &[f64]) -> [f64; 3] {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+    [1, 2, 3].map(|quarter| {
+        sorted
+            .get(sorted.len() * quarter / 4)
+            .copied()
+            .unwrap_or(f64::NAN)
+    })
 }
