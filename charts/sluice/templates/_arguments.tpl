@@ -11,12 +11,14 @@
 {{- toJson $args -}}
 {{- end -}}
 
+{{/* All containers are asked to stop at one time, and only the executor can take rules away when the broker asks it: it stops last. */}}
 {{- define "sluice.executorArgs" -}}
 {{- $selection := .Values.selection -}}
 {{- $args := list
   "--run-dir" (include "sluice.runDir" .)
   "--broker-uid" (include "sluice.brokerUid" .)
   "--broker-gid" (include "sluice.brokerUid" .)
+  "--linger-seconds" (min 20 (sub .Values.terminationGracePeriodSeconds 5) | toString)
   "--drift-interval-ms" (.Values.executor.driftIntervalMs | toString)
   "--full-drift-interval-ms" (.Values.executor.fullDriftIntervalMs | toString)
   "--probe-ipv4" $selection.probeIpv4
