@@ -4,6 +4,7 @@ mod add;
 mod check;
 mod del;
 mod gc;
+mod hand_over;
 mod status;
 
 pub(crate) use add::add;

@@ -118,6 +118,17 @@ impl PodNetns {
         Ok(descriptors)
     }
 
+    /// The same sockets in another namespace, made on a thread of its own.
+    pub(crate) fn open_elsewhere(path: &NetnsPath) -> Result<Vec<OwnedFd>, NetnsError> {
+        std::thread::scope(|scope| {
+            let thread =
+                std::thread::Builder::new().spawn_scoped(scope, || Self::enter(path)?.open_sockets());
+            let done = thread.map_err(NetnsError::Thread)?.join();
+            // A panic has ended the process by now.
+            done.unwrap_or(Err(NetnsError::NoWayBack))
+        })
+    }
+
     /// For another try: the same namespace, or an error if the path leads to another one by now.
     fn reopen(&self) -> Result<OwnedFd, NetnsError> {
         let netns = open_path(&self.path)?;
@@ -143,6 +154,20 @@ impl PodNetns {
             done.unwrap_or(Err(NetnsError::NoWayBack))
         })
     }
+}
+
+/// The namespace that the process is in, with the netlink sockets that the executor needs of the host's.
+pub(crate) fn open_own() -> Result<Vec<OwnedFd>, NetnsError> {
+    let path = NetnsPath::parse("/proc/self/ns/net").map_err(|_| NetnsError::NoWayBack)?;
+    let netlink = |kind, protocol| {
+        let family = AddressFamily::Netlink;
+        new_socket(&path, kind, family, SockType::Raw, Some(protocol))
+    };
+    Ok(vec![
+        open_path(&path)?,
+        netlink("NETLINK_NETFILTER", SockProtocol::NetlinkNetFilter)?,
+        netlink("NETLINK_ROUTE", SockProtocol::NetlinkRoute)?,
+    ])
 }
 
 fn open_path(path: &NetnsPath) -> Result<OwnedFd, NetnsError> {

@@ -1,7 +1,7 @@
 //! Contracts between the processes of Sluice, and nothing else: what two processes must agree on
 //! byte for byte. Generated messages ([`pb`]), typed ids ([`id`]), validated conversions
 //! ([`ambient`], [`sandbox`]), stable error codes ([`code`]), socket paths and modes ([`paths`]), the plugin's
-//! tombstones ([`tombstone`]) and the transports that carry messages and descriptors ([`transport`], [`opener`]).
+//! tombstones ([`tombstone`]), what the executor lacks ([`wanted`]) and the transports that carry messages and descriptors ([`transport`], [`opener`]).
 //!
 //! Needs no privilege, no Kubernetes and no state of its own.
 #![warn(missing_docs)]
@@ -14,6 +14,7 @@ pub mod paths;
 pub mod sandbox;
 pub mod tombstone;
 pub mod transport;
+pub mod wanted;
 
 /// Generated from the `.proto` files beside this crate.
 #[allow(

@@ -37,6 +37,10 @@ impl RunDir {
     pub fn tombstones(&self) -> PathBuf {
         self.0.join("cni/tombstones")
     }
+    /// What the executor lacks on a node without an opener; read by the plugin.
+    pub fn wanted(&self) -> PathBuf {
+        self.0.join("cni/wanted.json")
+    }
     /// Broker to executor, gRPC: `NetnsExecutor`. Group of the broker.
     pub fn executor_socket(&self) -> PathBuf {
         self.0.join("executor/executor.sock")

@@ -24,6 +24,7 @@
   "--probe-ipv4" $selection.probeIpv4
   "--probe-ipv6" $selection.probeIpv6 -}}
 {{- if not $selection.ipv6 -}}{{- $args = append $args "--no-ipv6" -}}{{- end -}}
+{{- if eq .Values.profile "enrolOnAdd" -}}{{- $args = append $args "--no-opener" -}}{{- end -}}
 {{- toJson $args -}}
 {{- end -}}
 

@@ -8,6 +8,7 @@ use sluice_integration::cni_error::CniError;
 use sluice_integration::kernel_state::{NetnsState, assert_netns_is};
 use sluice_integration::manifests::PodOptions;
 use sluice_integration::mesh::{Mesh, MeshOptions, SOON};
+use sluice_integration::netns_state::redirects;
 use sluice_proto::pb::workload::PodState;
 use sluice_testkit::pod::Pod;
 use sluice_testkit::wait::poll_true;
@@ -84,7 +85,7 @@ fn rules_that_were_made_ahead_are_gone_again_if_the_add_fails() {
     error.assert("BRK-TIME", "netns-executor", "default/ahead");
     assert_netns_is(&pod, &before);
     mesh.add(&pod).unwrap().ok().unwrap();
-    assert_eq!(mesh.pod_state(&pod).unwrap().state(), PodState::Enrolled);
+    mesh.wait_state(&pod, PodState::Enrolled, SOON).unwrap();
 }
 
 #[test]

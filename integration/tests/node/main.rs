@@ -30,6 +30,7 @@ mod restart;
 mod restart_identity;
 mod rules;
 mod rules_pods;
+mod without_opener;
 mod zds;
 mod zds_misbehaviour;
 mod ztunnel;

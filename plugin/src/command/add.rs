@@ -8,7 +8,7 @@ use sluice_proto::paths::DEADLINES;
 use sluice_proto::pb::cni::{AddRequest, AddResponse, add_response::Outcome};
 use sluice_selection::is_static_uid;
 
-use super::{Answer, attachment, exempt};
+use super::{Answer, attachment, exempt, hand_over};
 use crate::config::{NetworkConfig, Settings, SpecVersion, StaticPods};
 use crate::deadline::Deadline;
 use crate::error::{PluginError, chain};
@@ -54,7 +54,10 @@ pub(crate) fn add(
                 settings: &settings,
                 deadline,
             };
+            let lacking = hand_over::wanted(&settings);
+            hand_over::host(&lacking, &settings, deadline);
             attempt.admit()?;
+            hand_over::sandboxes(&lacking, &attachment(&config, args), &settings, deadline);
         }
     }
     Ok(passed())

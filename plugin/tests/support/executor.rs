@@ -8,7 +8,8 @@ use sluice_proto::paths::RunDir;
 use sluice_proto::pb::cni::cni_service_server::{CniService, CniServiceServer};
 use sluice_proto::pb::cni::{
     AddRequest, AddResponse, Admitted, CheckRequest, CheckResponse, DelRequest, DelResponse, GcRequest,
-    GcResponse, NoBroker, StatusRequest, StatusResponse, add_response::Outcome,
+    GcResponse, HandOverRequest, HandOverResponse, NoBroker, StatusRequest, StatusResponse,
+    add_response::Outcome,
 };
 use sluice_proto::pb::types::{Failure, Mode};
 use sluice_proto::transport::preamble::{Connection, PreambleStream};
@@ -160,6 +161,10 @@ impl CniService for Service {
         Ok(Response::new(AddResponse {
             outcome: Some(outcome),
         }))
+    }
+
+    async fn hand_over(&self, _: Request<HandOverRequest>) -> Result<Response<HandOverResponse>, Status> {
+        Ok(Response::new(HandOverResponse { failed: None }))
     }
 
     async fn del(&self, request: Request<DelRequest>) -> Result<Response<DelResponse>, Status> {

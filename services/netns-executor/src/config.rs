@@ -56,6 +56,10 @@ pub struct Arguments {
     /// Asked to stop, serve on until the broker has gone, so many seconds at most. For a runtime that asks both at one time.
     #[arg(long, env = "SLUICE_LINGER_SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=600))]
     linger_seconds: u64,
+    /// There is no opener on this node: the plugin is asked to hand over the host's namespace, and after a restart those of
+    /// the sandboxes.
+    #[arg(long, env = "SLUICE_NO_OPENER")]
+    no_opener: bool,
     /// What to do; serve if nothing is named.
     #[command(subcommand)]
     pub command: Option<Command>,
@@ -79,6 +83,8 @@ pub struct Config {
     pub settings: Settings,
     /// How long to wait for the broker's end.
     pub linger: Duration,
+    /// The plugin has to hand over what an opener would.
+    pub no_opener: bool,
 }
 
 impl From<&Arguments> for Config {
@@ -116,6 +122,7 @@ impl From<&Arguments> for Config {
             },
             run,
             linger: Duration::from_secs(arguments.linger_seconds),
+            no_opener: arguments.no_opener,
         }
     }
 }

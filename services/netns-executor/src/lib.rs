@@ -30,3 +30,4 @@ pub mod start;
 mod sys;
 pub mod table;
 pub mod takeover;
+pub mod wanted;

@@ -89,6 +89,11 @@ impl ProbeSet {
         let _ = self.at_hand.subscribe().wait_for(|at_hand| *at_hand).await;
     }
 
+    /// Whether the host's namespace is at hand.
+    pub fn is_host_at_hand(&self) -> bool {
+        *self.at_hand.borrow()
+    }
+
     async fn with<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Inner) -> Result<T, Failure> + Send + 'static,

@@ -21,6 +21,7 @@ mod cni;
 mod convert;
 mod descriptor;
 mod executor;
+mod hand_over;
 mod listen;
 mod opener;
 

@@ -12,6 +12,7 @@ use sluice_proto::pb::cni::StatusRequest;
 use sluice_proto::pb::cni::cni_service_client::CniServiceClient;
 use sluice_proto::transport::grpc::{UdsChannel, origin};
 use sluice_proto::transport::preamble;
+use sluice_proto::wanted::Wanted;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::config::Config;
@@ -21,6 +22,7 @@ use crate::pool;
 use crate::retire;
 use crate::sandbox::restore;
 use crate::server::{Sockets, serve};
+use crate::wanted;
 
 /// Health is answered within this, or the process is not healthy.
 const HEALTH_DEADLINE: Duration = Duration::from_secs(2);
@@ -84,6 +86,10 @@ pub fn run(config: Config) -> anyhow::Result<()> {
     runtime()?.block_on(async {
         let node = Node::new(config.settings, kernel)?;
         restore::restore(&node).await?;
+        let wanted = config.run.wanted();
+        let lacking = if config.no_opener { wanted::now(&node) } else { Wanted::default() };
+        // Before the first plugin can call.
+        lacking.write(&wanted).with_context(|| format!("cannot write {}", wanted.display()))?;
         let sockets = Sockets::bind(&config.run, config.peers)?;
         // From here on DEL reaches us.
         restore::honour_tombstones(&node);
@@ -94,6 +100,9 @@ pub fn run(config: Config) -> anyhow::Result<()> {
             retire::after_the_broker(stop, node.hub.watching(), config.linger)
         };
         tracing::info!(version = env!("CARGO_PKG_VERSION"), run_dir = %config.run.root().display(), "serving");
+        if config.no_opener {
+            tokio::spawn(wanted::keep(Arc::clone(&node), wanted));
+        }
         serve(Arc::clone(&node), sockets, stop).await;
         retire::remove_sockets(&node, &config.run);
         Ok(())

@@ -49,7 +49,7 @@ pub(super) struct Note {
 pub(super) struct Recorder(mpsc::Sender<Note>);
 
 impl Recorder {
-    /// A recorder and the queue that [`write`] empties.
+    /// A recorder and the queue that [`write()`] empties.
     pub(super) fn new() -> (Self, mpsc::Receiver<Note>) {
         let (sender, queue) = mpsc::channel(64);
         (Self(sender), queue)

@@ -7,7 +7,7 @@ use sluice_proto::id::NetworkName;
 use sluice_proto::pb::cni::cni_service_server::CniService;
 use sluice_proto::pb::cni::{
     AddRequest, AddResponse, Admitted, CheckRequest, CheckResponse, DelRequest, DelResponse, GcRequest,
-    GcResponse, NoBroker, StatusRequest, StatusResponse, add_response,
+    GcResponse, HandOverRequest, HandOverResponse, NoBroker, StatusRequest, StatusResponse, add_response,
 };
 use sluice_proto::sandbox::{Failure, parse_addresses};
 use tokio::sync::oneshot;
@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
 use super::convert::{attachment, invalid, invalid_failure, pod, unknown};
+use super::hand_over;
 use super::listen::Connection;
 use crate::metrics::Stage;
 use crate::node::Node;
@@ -141,6 +142,25 @@ impl CniService for Cni {
             broker_connected: self.node.hub.is_watched(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
         }))
+    }
+
+    async fn hand_over(
+        &self,
+        request: Request<HandOverRequest>,
+    ) -> Result<Response<HandOverResponse>, Status> {
+        let connection = request.extensions().get::<Connection>().cloned();
+        let descriptors = connection
+            .map(|connection| connection.preamble.take_descriptors())
+            .unwrap_or_default();
+        let handed_over = match request.into_inner().attachment {
+            None => hand_over::host(&self.node, descriptors).await,
+            key => {
+                let key = attachment(key).map_err(invalid)?;
+                hand_over::sandbox(&self.node, &key, descriptors).await
+            }
+        };
+        let failed = handed_over.err().as_ref().map(Into::into);
+        Ok(Response::new(HandOverResponse { failed }))
     }
 
     async fn gc(&self, request: Request<GcRequest>) -> Result<Response<GcResponse>, Status> {
