@@ -1,6 +1,6 @@
 //! The CNI plugin: reads what the container runtime says, enters the pod's network namespace once to open netlink
 //! sockets in it, makes one call to the executor and prints the CNI result. While the agent is away it asks the API server
-//! in its place ([`without_agent`]). It keeps no state and changes nothing.
+//! in its place (`without_agent`). It keeps no state and changes nothing.
 //!
 //! Runs as host root, as every CNI plugin does. Its stdout belongs to the CNI result alone ([`output`]).
 

@@ -58,12 +58,8 @@ fn a_pod_that_comes_into_the_mesh_before_its_add_is_enrolled_by_it() {
     mesh.manifests.pod(&pod, &PodOptions::default()).unwrap();
     wait_foreseen(&mesh, 0, 1);
     mesh.add(&pod).unwrap().ok().unwrap();
-    let state = mesh.pod_state(&pod).unwrap();
-    assert_eq!(
-        state.state(),
-        PodState::Enrolled,
-        "before the runtime was answered"
-    );
+    assert!(redirects(pod.netns()).unwrap(), "before the runtime was answered");
+    mesh.wait_state(&pod, PodState::Enrolled, SOON).unwrap();
 }
 
 #[test]

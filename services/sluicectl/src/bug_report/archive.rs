@@ -58,7 +58,7 @@ fn append(entries: &[(String, String)], out: &mut impl Write) -> io::Result<()> 
     archive.into_inner()?.flush()
 }
 
-/// The ordinary files of an archive that [`write`] made, without the directory above them. It comes from the node: names
+/// The ordinary files of an archive that [`write()`] made, without the directory above them. It comes from the node: names
 /// that lead elsewhere are left out.
 pub(crate) fn read(archive: &[u8]) -> io::Result<Vec<(String, Vec<u8>)>> {
     let mut entries = Vec::new();
