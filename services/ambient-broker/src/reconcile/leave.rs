@@ -9,12 +9,12 @@ use super::event::Effect;
 use super::pod::{Drain, Pod};
 use super::world::World;
 
-/// Pause before the executor is told again that a pod is gone.
+/// Pause before the executor is told that a pod is gone, and told again.
 const LET_GO: Duration = Duration::from_secs(1);
 
 impl World {
-    /// The source no longer has the pod, and the runtime has not deleted its sandbox. Usually it is about to: the
-    /// executor lets go once nobody else has the namespace, and is told until it does.
+    /// The source no longer has the pod, and the runtime has not deleted its sandbox. Usually it is about to, so
+    /// that nobody is bothered for a second; then the executor lets go once nobody else has the namespace, and is told until it does.
     pub(super) fn tell_gone(&mut self, pod: &mut Pod) {
         // Before the source has told everything, a pod that it has not told of may well exist.
         if pod.object.is_some() || !self.synced || !self.executor_up() {
@@ -24,6 +24,9 @@ impl World {
         let Some(current) = pod.current.as_mut() else {
             return;
         };
+        if current.let_go.attempts() == 0 {
+            current.let_go.failed(now, LET_GO, LET_GO, &mut self.jitter);
+        }
         if current.letting_go || !current.let_go.ready(now) {
             return;
         }
