@@ -12,18 +12,22 @@ use sluice_testkit::netns::{Netns, Place};
 use sluice_testkit::process::text;
 use sluice_testkit::wait::{poll_true, poll_until};
 
+/// The kernel gives numbers back when it gets round to it.
+const REUSE: std::time::Duration = std::time::Duration::from_secs(120);
+
 /// A new netns whose inode number is `inode`, which was just given back. Other tests take numbers, too.
 fn reuse(inode: u64) -> Netns {
     let mut others = Vec::new();
-    poll_until("the inode number is re-used", PATIENCE, || {
+    poll_until("the inode number is re-used", REUSE, || {
         let netns = Netns::new().unwrap();
         if netns.inode() == inode {
             return Some(netns);
         }
         others.push(netns);
-        // Too many at once would take the number's place for good.
-        if others.len() > 200 {
-            others.clear();
+        // Lower numbers stay taken, so that ours is the next once the kernel has given it back; what more would be made
+        // and thrown away would only keep the kernel's cleanup busy.
+        if others.len() > 400 {
+            others.pop();
         }
         None
     })
