@@ -13,7 +13,7 @@ use sluice_testkit::process::text;
 use sluice_testkit::wait::{poll_true, poll_until};
 
 /// The kernel gives numbers back when it gets round to it.
-const REUSE: std::time::Duration = std::time::Duration::from_secs(120);
+const REUSE: std::time::Duration = std::time::Duration::from_mins(2);
 
 /// A new netns whose inode number is `inode`, which was just given back. Other tests take numbers, too.
 fn reuse(inode: u64) -> Netns {
