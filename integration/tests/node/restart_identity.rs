@@ -24,10 +24,10 @@ fn reuse(inode: u64) -> Netns {
             return Some(netns);
         }
         others.push(netns);
-        // Lower numbers stay taken, so that ours is the next once the kernel has given it back; what more would be made
-        // and thrown away would only keep the kernel's cleanup busy.
-        if others.len() > 400 {
-            others.pop();
+        // Too many at once would take the number's place for good; and a netns takes some seventy numbers of which one
+        // is its own, so that another try has to begin elsewhere.
+        if others.len() > 200 {
+            others.clear();
         }
         None
     })
