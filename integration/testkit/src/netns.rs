@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "SO_NETNS_COOKIE has no safe wrapper")]
 #![expect(clippy::disallowed_methods, reason = "the one netns module of the testkit")]
 
+use std::cmp::Ordering;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -26,6 +27,33 @@ impl Netns {
         on_thread(|| {
             unshare(CloneFlags::CLONE_NEWNET)?;
             Self::current()
+        })
+    }
+
+    /// A new namespace whose inode number is `inode`; none while somebody has that number.
+    ///
+    /// The kernel numbers namespaces of all kinds alike and takes the smallest number that is free (`proc_alloc_inum`,
+    /// fs/proc/generic.c); a netns takes its own before some seventy of its files below `/proc/net` take theirs. UTS
+    /// namespaces, which take one each, fill what is free below meanwhile.
+    pub fn with_inode(inode: u64) -> io::Result<Option<Self>> {
+        const UTS: &str = "/proc/thread-self/ns/uts";
+        on_thread(|| {
+            let own = File::open(UTS)?;
+            let mut below = Vec::new();
+            loop {
+                unshare(CloneFlags::CLONE_NEWUTS)?;
+                let uts = File::open(UTS)?;
+                match nix::sys::stat::fstat(&uts)?.st_ino.cmp(&inode) {
+                    Ordering::Less => below.push(uts),
+                    Ordering::Equal => break,
+                    Ordering::Greater => return Ok(None),
+                }
+            }
+            // Its last user, this thread, leaves the UTS namespace that has the number, and a netns takes it.
+            setns(&own, CloneFlags::CLONE_NEWUTS)?;
+            unshare(CloneFlags::CLONE_NEWNET)?;
+            let netns = Self::current()?;
+            Ok((netns.inode() == inode).then_some(netns))
         })
     }
 

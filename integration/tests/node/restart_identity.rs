@@ -12,24 +12,10 @@ use sluice_testkit::netns::{Netns, Place};
 use sluice_testkit::process::text;
 use sluice_testkit::wait::{poll_true, poll_until};
 
-/// The kernel gives numbers back when it gets round to it.
-const REUSE: std::time::Duration = std::time::Duration::from_mins(2);
-
-/// A new netns whose inode number is `inode`, which was just given back. Other tests take numbers, too.
+/// A new netns whose inode number is `inode`, which was just given back: the kernel does that when it gets round to it.
 fn reuse(inode: u64) -> Netns {
-    let mut others = Vec::new();
-    poll_until("the inode number is re-used", REUSE, || {
-        let netns = Netns::new().unwrap();
-        if netns.inode() == inode {
-            return Some(netns);
-        }
-        others.push(netns);
-        // Too many at once would take the number's place for good; and a netns takes some seventy numbers of which one
-        // is its own, so that another try has to begin elsewhere.
-        if others.len() > 200 {
-            others.clear();
-        }
-        None
+    poll_until("the inode number is re-used", PATIENCE, || {
+        Netns::with_inode(inode).unwrap()
     })
     .unwrap()
 }
