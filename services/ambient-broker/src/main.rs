@@ -6,13 +6,24 @@ use anyhow::Context;
 use clap::Parser;
 use sluice_ambient_broker::config::Args;
 use sluice_ambient_broker::service::run;
-use sluice_runtime::{limits, privileges, seccomp, shutdown, telemetry};
+use sluice_runtime::{init, limits, privileges, seccomp, shutdown, telemetry};
 
 const SECCOMP: &str = include_str!("../seccomp/ambient-broker.json");
 
 fn main() -> ExitCode {
     telemetry::init("ambient-broker");
-    match start(&Args::parse()) {
+    let args = Args::parse();
+    let work = || exit_code(start(&args));
+    // What is done once is not done again by itself.
+    if args.retire.is_some() {
+        work()
+    } else {
+        init::run(work)
+    }
+}
+
+fn exit_code(outcome: anyhow::Result<()>) -> ExitCode {
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!(

@@ -6,15 +6,19 @@ use anyhow::Context;
 use caps::Capability;
 use sluice_netns_executor::config::{Arguments, Command, Config};
 use sluice_netns_executor::start;
-use sluice_runtime::{limits, privileges, seccomp, telemetry};
+use sluice_runtime::{init, limits, privileges, seccomp, telemetry};
 
 fn main() -> ExitCode {
     let arguments = Arguments::read();
     telemetry::init("netns-executor");
-    let outcome = match arguments.command {
-        Some(Command::Healthcheck) => start::healthcheck(&Config::from(&arguments).run),
-        None => serve(Config::from(&arguments)),
-    };
+    let config = Config::from(&arguments);
+    match arguments.command {
+        Some(Command::Healthcheck) => exit_code(start::healthcheck(&config.run)),
+        None => init::run(|| exit_code(serve(config))),
+    }
+}
+
+fn exit_code(outcome: anyhow::Result<()>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -1,12 +1,13 @@
-//! What every Sluice service needs to run, and nothing of what it does: telemetry, limits, privileges,
+//! What every Sluice service needs to run, and nothing of what it does: a process 1, telemetry, limits, privileges,
 //! seccomp, shutdown.
 //!
 //! Start-up order of a service (capabilities and seccomp are per thread, so all of it happens in a synchronous
-//! `main` before a second thread exists): parse and validate configuration; [`telemetry::init`];
+//! `main` before a second thread exists): parse and validate configuration; [`telemetry::init`]; [`init::run`];
 //! [`limits::raise_open_files`]; open what needs privilege; [`privileges::drop_to`]; [`seccomp::install`]; only
 //! then build the tokio runtime and accept requests.
 #![warn(missing_docs)]
 
+pub mod init;
 pub mod limits;
 pub mod privileges;
 pub mod seccomp;

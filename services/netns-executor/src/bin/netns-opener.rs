@@ -7,7 +7,7 @@ use anyhow::Context;
 use sluice_netns_executor::opener::arguments::{Arguments, HELP, Settings};
 use sluice_netns_executor::opener::{Keyhole, Opener, Options, cage, health, log};
 use sluice_proto::paths::RunDir;
-use sluice_runtime::limits;
+use sluice_runtime::{init, limits};
 
 fn main() -> ExitCode {
     let settings = match Arguments::read() {
@@ -21,13 +21,13 @@ fn main() -> ExitCode {
         }
     };
     log::init();
-    match serve(settings) {
+    init::run(|| match serve(settings) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!(error = format!("{error:#}"), "netns-opener stops");
             ExitCode::FAILURE
         }
-    }
+    })
 }
 
 fn print(text: &str) -> ExitCode {
