@@ -18,7 +18,7 @@
   "--run-dir" (include "sluice.runDir" .)
   "--broker-uid" (include "sluice.brokerUid" .)
   "--broker-gid" (include "sluice.brokerUid" .)
-  "--linger-seconds" (min 20 (sub .Values.terminationGracePeriodSeconds 5) | toString)
+  "--linger-seconds" (include "sluice.lastSeconds" .)
   "--drift-interval-ms" (.Values.executor.driftIntervalMs | toString)
   "--full-drift-interval-ms" (.Values.executor.fullDriftIntervalMs | toString)
   "--probe-ipv4" $selection.probeIpv4

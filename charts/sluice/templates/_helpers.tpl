@@ -114,13 +114,11 @@ terminationMessagePolicy: FallbackToLogsOnError
 {{/* Probes of a container that answers through a sub-command of its own binary: dict binary, alive (arguments) */}}
 {{- define "sluice.execProbes" -}}
 {{- $command := concat (list (printf "/opt/sluice/bin/%s" .binary) "healthcheck") (.alive | default list) | toJson -}}
-startupProbe:
-  exec: {command: {{ $command }}}
-  periodSeconds: 1
-  timeoutSeconds: 5
-  failureThreshold: 60
 livenessProbe:
   exec: {command: {{ $command }}}
+  # None is asked for at the start: each look costs the node a process in the container, while pods wait for the agent. Whether
+  # the agent works is what the readiness of broker and installer says.
+  initialDelaySeconds: 10
   periodSeconds: 15
   timeoutSeconds: 5
   failureThreshold: 4

@@ -29,6 +29,7 @@ mod throttle;
 mod watch;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use config::{Cli, Command, Flags, PrepareOptions};
@@ -59,8 +60,9 @@ pub fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
             privileges::drop_to(&[])?;
             commands::purge(&flags, &options)?;
         }
-        Command::Healthcheck { alive } => {
-            let healthy = health::check(&flags.run(), alive, &mut std::io::stdout().lock())?;
+        Command::Healthcheck { alive, wait } => {
+            let patience = Duration::from_secs(wait);
+            let healthy = health::check(&flags.run(), alive, patience, &mut std::io::stdout().lock())?;
             return Ok(if healthy {
                 ExitCode::SUCCESS
             } else {

@@ -1,7 +1,8 @@
 //! The commands that look or act once.
 
 use std::fs;
-use std::process::Output;
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
 
 use base64::Engine;
 
@@ -81,6 +82,28 @@ fn a_probe_of_nothing_fails_with_the_reason() {
         (output.status.success() && stdout(&output) == "alive\n").then_some(())
     });
     assert!(node.health().starts_with("not ready: "));
+}
+
+#[test]
+fn a_probe_waits_for_an_installer_that_starts_and_for_no_other() {
+    let node = Node::new();
+    let _installer = node.start();
+    node.wait_health("not ready: ", SOON);
+    let mut probe = node
+        .command("healthcheck")
+        .args(["--wait", "30"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    assert_eq!(probe.try_wait().unwrap(), None);
+    let _broker = node.broker();
+    assert!(probe.wait().unwrap().success());
+
+    fs::remove_file(node.net.join("10-podnet.conflist")).unwrap();
+    node.wait_health("not ready: ", SOON);
+    let asked = Instant::now();
+    assert!(!node.once("healthcheck", &["--wait", "30"]).status.success());
+    assert!(asked.elapsed() < Duration::from_secs(20), "{:?}", asked.elapsed());
 }
 
 #[test]
