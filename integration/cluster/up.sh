@@ -2,7 +2,8 @@
 # Brings the cluster up: programs (build.sh), images, control plane, the node; returns when the node is Ready.
 #   up.sh                  everything
 #   up.sh control-plane    API server, etcd, controller manager and scheduler only
-#   up.sh start-apiserver | stop-apiserver    as a failure would (tests use them)
+#   up.sh stop-apiserver | start-apiserver            as a failure would (tests use them)
+#   up.sh stop-control-plane | start-control-plane    the same for all of it
 # INSTANCE=n (0 to 9) gives each of several clusters ports and paths of its own.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -53,14 +54,28 @@ start_control_plane() {
   local range
   for range in "$SVC_CIDR" "$POD_CIDR"; do ip route replace unreachable "$range" metric 4000; done
 
+  start_etcd
+  start_apiserver
+  log "API server ready ($(since))"
+  start_controllers
+
+  # kube-proxy's rights, as kubeadm grants them
+  kc get clusterrolebinding kube-proxy >/dev/null 2>&1 ||
+    kc create clusterrolebinding kube-proxy --clusterrole=system:node-proxier --user=system:kube-proxy >/dev/null
+  # A pod is refused until its namespace has its default service account, some seconds after readiness.
+  wait_for 60 "default service account" kc -n default get serviceaccount default
+  log "control plane up ($(since))"
+}
+
+start_etcd() {
   # --unsafe-no-fsync: this state need not outlive a power cut
   spawn etcd "$BIN/etcd" --name default --data-dir "$W/etcd" --unsafe-no-fsync --log-level warn \
     --listen-client-urls "http://127.0.0.1:$ETCD_PORT" --advertise-client-urls "http://127.0.0.1:$ETCD_PORT" \
     --listen-peer-urls "http://127.0.0.1:$ETCD_PEER_PORT" --initial-advertise-peer-urls "http://127.0.0.1:$ETCD_PEER_PORT" \
     --initial-cluster "default=http://127.0.0.1:$ETCD_PEER_PORT"
-  start_apiserver
-  log "API server ready ($(since))"
+}
 
+start_controllers() {
   local as="$W/controllers.kubeconfig"
   # --flex-volume-plugin-dir: by default it would make folders in the machine's /usr
   spawn kube-controller-manager "$BIN/kube-controller-manager" \
@@ -74,13 +89,6 @@ start_control_plane() {
   spawn kube-scheduler "$BIN/kube-scheduler" \
     --kubeconfig="$as" --authentication-kubeconfig="$as" --authorization-kubeconfig="$as" \
     --bind-address=127.0.0.1 --secure-port="$SCHED_PORT" --leader-elect=false --profiling=false --v="${V:-1}"
-
-  # kube-proxy's rights, as kubeadm grants them
-  kc get clusterrolebinding kube-proxy >/dev/null 2>&1 ||
-    kc create clusterrolebinding kube-proxy --clusterrole=system:node-proxier --user=system:kube-proxy >/dev/null
-  # A pod is refused until its namespace has its default service account, some seconds after readiness.
-  wait_for 60 "default service account" kc -n default get serviceaccount default
-  log "control plane up ($(since))"
 }
 
 # Ready, and said so since this start: after a restart the API server still holds the last run's word.
@@ -125,5 +133,9 @@ TEXT
     ;;
   start-apiserver) start_apiserver ;;
   stop-apiserver) stop kube-apiserver KILL ;;
-  *) sed -n '2,6s/^# //p' "$0"; exit 2 ;;
+  start-control-plane) start_etcd; start_apiserver; start_controllers ;;
+  stop-control-plane)
+    for program in kube-scheduler kube-controller-manager kube-apiserver etcd; do stop "$program" KILL; done
+    ;;
+  *) sed -n '2,7s/^# //p' "$0"; exit 2 ;;
 esac

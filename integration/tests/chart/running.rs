@@ -14,6 +14,9 @@ use crate::release::{get, installed};
 /// A running container: its processes, and what the API server has of it.
 struct Running {
     name: String,
+    /// Process 1, which only waits for the others.
+    init: u32,
+    /// The service itself.
     pids: Vec<u32>,
     spec: Value,
 }
@@ -60,10 +63,17 @@ fn running() -> Vec<Running> {
                 let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
                 line.contains(&format!("/{binary}")) && !line.contains("healthcheck")
             };
-            let pids: Vec<u32> = processes(id).into_iter().filter(serving).collect();
-            assert!(!pids.is_empty(), "no process of {}", spec["name"]);
+            let is_first = |pid: &u32| {
+                let status = ProcStatus::read(*pid).unwrap();
+                status.field("NSpid").split_whitespace().next_back() == Some("1")
+            };
+            let (init, pids): (Vec<u32>, Vec<u32>) =
+                processes(id).into_iter().filter(serving).partition(is_first);
+            assert_eq!(init.len(), 1, "process 1 of {}", spec["name"]);
+            assert!(!pids.is_empty(), "no service in {}", spec["name"]);
             Running {
                 name: spec["name"].as_str().unwrap().to_owned(),
+                init: init[0],
                 pids,
                 spec: spec.clone(),
             }
@@ -96,9 +106,14 @@ fn containers_run_with_what_the_chart_gives_them_and_nothing_more() {
         let given = capabilities(context);
         let uid = u32::try_from(context["runAsUser"].as_u64().unwrap()).unwrap();
         let mut held = Vec::new();
-        for pid in &container.pids {
+        for pid in container.pids.iter().chain([&container.init]) {
             let process = ProcStatus::read(*pid).unwrap();
-            held.extend(process.effective());
+            if *pid == container.init {
+                // It has to have what the service that it starts again needs.
+                assert_eq!(process.effective(), given, "process 1 of {}", container.name);
+            } else {
+                held.extend(process.effective());
+            }
             for thread in threads(*pid) {
                 let what = format!("{} ({pid}), thread {}", container.name, thread.field("Pid"));
                 // The bounding set is what it could ever get back.
@@ -110,7 +125,7 @@ fn containers_run_with_what_the_chart_gives_them_and_nothing_more() {
                 assert!(thread.has_seccomp_filter(), "{what}");
             }
         }
-        // Between them the processes of a container hold each capability once: none is given in vain.
+        // Between them the processes of a service hold each capability once: none is given in vain.
         held.sort_by_key(Capability::index);
         assert_eq!(held, given, "{}", container.name);
     }

@@ -6,13 +6,14 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use sluice_testkit::standin::Report;
 
 use crate::harness::{Cluster, Mesh, Namespace, PATIENCE, eventually, on_cluster};
-use crate::load::client_spec;
-use crate::pods::pod;
+use crate::load::{client, client_spec};
+use crate::pods::{Pod, deployment, pod, probes, server_spec};
 use crate::refusal::FAILED_SANDBOX;
 use crate::sandbox::{Sandbox, creation_times};
-use crate::sluice::Sluice;
+use crate::sluice::{Sluice, cri};
 
 /// The longest that an ADD may take while the API server does not answer, a sandbox's other work included.
 const ADD_LIMIT: Duration = Duration::from_secs(5);
@@ -57,7 +58,7 @@ fn each_container_that_hangs_lets_no_mesh_pod_start_unprotected() -> anyhow::Res
         let sluice = Sluice::ensure(cluster)?;
         let mesh = Namespace::create(cluster, "hangs", Mesh::In)?;
         for container in ["netns-executor", "ambient-broker"] {
-            let process = sluice.container_pid(container)?;
+            let process = sluice.service_pid(&sluice.init_pid(container)?)?;
             cluster.node(&["kill", "-STOP", &process])?;
             let outcome = attempt(cluster, &mesh.name, &format!("{container}-hangs"));
             cluster.node(&["kill", "-CONT", &process])?;
@@ -137,6 +138,46 @@ fn with_agent_and_api_server_down_only_excluded_namespaces_start() -> anyhow::Re
 }
 
 #[test]
+fn with_the_whole_control_plane_down_running_pods_go_on_and_everything_recovers() -> anyhow::Result<()> {
+    on_cluster(|cluster| {
+        let sluice = Sluice::ensure(cluster)?;
+        let mesh = Namespace::create(cluster, "noplane", Mesh::In)?;
+        cluster.apply(&[deployment(&mesh, "web", 3, &server_spec(&probes()))])?;
+        let pods = mesh.wait_ready(3, PATIENCE)?;
+        let before = sluice.ztunnel.wait_held(&pods, PATIENCE)?;
+
+        cluster.script("up.sh", &["stop-control-plane"])?;
+        let unknown = attempt(cluster, &mesh.name, "unknown");
+        let excluded = attempt(cluster, "kube-system", "excluded");
+        let url = format!("http://{}:8080/", pods[1].ip);
+        let answer = fetch_without_api(cluster, &pods[0], &url);
+        let during = sluice.ztunnel.control.counts();
+        cluster.script("up.sh", &["start-control-plane"])?;
+
+        check_api_outage("gone with the control plane", unknown, excluded)?;
+        ensure!(answer?.contains(&pods[1].name), "another pod answered");
+        let relayed = |report: &Report| {
+            report
+                .workloads
+                .get(&pods[0].uid)
+                .map(|held| held.counts.outbound)
+        };
+        ensure!(
+            relayed(&during?) > relayed(&before),
+            "the request went around the proxy"
+        );
+        sluice.wait_recovered(PATIENCE)?;
+        let later = client(&mesh, "later", cluster)?;
+        sluice.ztunnel.wait_held(&[later], PATIENCE)?;
+        ensure!(
+            mesh.pods()?.iter().all(|pod| pod.restarts == 0),
+            "containers were restarted"
+        );
+        Ok(())
+    })
+}
+
+#[test]
 fn after_a_reboot_mesh_pods_come_back_enrolled_without_hands() -> anyhow::Result<()> {
     on_cluster(|cluster| {
         let _sluice = Sluice::ensure(cluster)?;
@@ -154,6 +195,13 @@ fn after_a_reboot_mesh_pods_come_back_enrolled_without_hands() -> anyhow::Result
         sluice.ztunnel.wait_held(&[web], PATIENCE)?;
         Ok(())
     })
+}
+
+/// Fetches a URL from inside a pod, through the container runtime.
+fn fetch_without_api(cluster: &Cluster, from: &Pod, url: &str) -> anyhow::Result<String> {
+    let label = format!("io.kubernetes.pod.uid={}", from.uid);
+    let container = cri(cluster, &["ps", "--quiet", "--label", &label])?;
+    cri(cluster, &["exec", container.trim(), "box", "get", url])
 }
 
 type Attempt = (anyhow::Result<()>, Duration);

@@ -10,6 +10,8 @@ use sluice_testkit::netns::Place;
 use sluice_testkit::process;
 use sluice_testkit::wait::poll_until;
 
+use crate::api::Api;
+
 /// Longest wait for anything that an idle cluster does within seconds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -17,6 +19,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// The cluster, held by one test at a time: tests stop its parts.
 pub(crate) struct Cluster {
+    pub(crate) api: Api,
     directory: PathBuf,
     _held: MutexGuard<'static, ()>,
 }
@@ -30,25 +33,17 @@ impl Cluster {
              eval \"$(integration/cluster/env.sh)\"",
         )?;
         let cluster = Self {
+            api: Api::open()?,
             directory: directory.into(),
             _held: held,
         };
-        cluster
-            .kubectl(&["get", "--raw", "/readyz"])
-            .context("is the cluster up?")?;
+        cluster.api.get("/version").context("is the cluster up?")?;
         Ok(cluster)
     }
 
     /// Runs kubectl; gives stdout.
     pub(crate) fn kubectl(&self, args: &[&str]) -> anyhow::Result<String> {
         process::text(&Place::default(), "kubectl", args, b"")
-    }
-
-    /// `kubectl get ... -o json`.
-    pub(crate) fn get(&self, args: &[&str]) -> anyhow::Result<Value> {
-        let mut all = vec!["get", "-o", "json"];
-        all.extend(args);
-        Ok(serde_json::from_str(&self.kubectl(&all)?)?)
     }
 
     /// Applies manifests.
@@ -70,9 +65,15 @@ impl Cluster {
             .map(drop)
     }
 
+    /// A DaemonSet.
+    pub(crate) fn daemon_set(&self, namespace: &str, name: &str) -> anyhow::Result<Value> {
+        let sets = format!("/apis/apps/v1/namespaces/{namespace}/daemonsets");
+        self.api.get(&format!("{sets}/{name}"))
+    }
+
     /// The pods of a DaemonSet, those being deleted included.
     pub(crate) fn pods_of(&self, namespace: &str, daemon_set: &str) -> anyhow::Result<Vec<Value>> {
-        let set = self.get(&["-n", namespace, "daemonset", daemon_set])?;
+        let set = self.daemon_set(namespace, daemon_set)?;
         let labels = set
             .pointer("/spec/selector/matchLabels")
             .and_then(Value::as_object)
@@ -81,7 +82,10 @@ impl Cluster {
             .iter()
             .map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or_default()))
             .collect();
-        let list = self.get(&["-n", namespace, "pods", "-l", &pairs.join(",")])?;
+        let pods = format!("/api/v1/namespaces/{namespace}/pods");
+        let list = self
+            .api
+            .get(&format!("{pods}?labelSelector={}", pairs.join(",")))?;
         Ok(list["items"].as_array().context("no list of pods")?.clone())
     }
 
@@ -237,7 +241,7 @@ pub(crate) fn on_cluster(test: impl FnOnce(&Cluster) -> anyhow::Result<()>) -> a
 /// A Kubernetes namespace; deleted, with what is in it, when dropped.
 pub(crate) struct Namespace<'a> {
     pub(crate) name: String,
-    cluster: &'a Cluster,
+    pub(crate) cluster: &'a Cluster,
 }
 
 /// Whether a namespace's pods belong to the mesh.
@@ -269,7 +273,7 @@ impl<'a> Namespace<'a> {
         })])?;
         // Until the controller manager has made it, every pod is refused.
         eventually("default service account", PATIENCE, || {
-            namespace.kubectl(&["get", "serviceaccount", "default"]).map(Some)
+            namespace.get("serviceaccounts/default").map(Some)
         })?;
         Ok(namespace)
     }
@@ -281,11 +285,11 @@ impl<'a> Namespace<'a> {
         self.cluster.kubectl(&all)
     }
 
-    /// `kubectl get ... -o json` in this namespace.
-    pub(crate) fn get(&self, args: &[&str]) -> anyhow::Result<Value> {
-        let mut all = vec!["-n", self.name.as_str()];
-        all.extend(args);
-        self.cluster.get(&all)
+    /// What the API server has at this path below the namespace's core objects, for instance `pods`.
+    pub(crate) fn get(&self, path: &str) -> anyhow::Result<Value> {
+        self.cluster
+            .api
+            .get(&format!("/api/v1/namespaces/{}/{path}", self.name))
     }
 
     /// Labels it into the mesh or takes the label away.

@@ -8,6 +8,7 @@
     reason = "a failed step is a failed test; figures are printed; only who holds the cluster may use it"
 )]
 
+mod api;
 mod harness;
 mod load;
 mod pods;

@@ -73,14 +73,20 @@ impl Pod {
 impl Namespace<'_> {
     /// All pods, without those being deleted.
     pub(crate) fn pods(&self) -> anyhow::Result<Vec<Pod>> {
-        let list = self.get(&["pods"])?;
+        let list = self.get("pods")?;
         let items = list["items"].as_array().context("no list of pods")?;
         Ok(items.iter().map(Pod::read).filter(|pod| !pod.deleting).collect())
     }
 
     /// One pod.
     pub(crate) fn pod(&self, name: &str) -> anyhow::Result<Pod> {
-        Ok(Pod::read(&self.get(&["pod", name])?))
+        Ok(Pod::read(&self.get(&format!("pods/{name}"))?))
+    }
+
+    /// Makes a pod.
+    pub(crate) fn create_pod(&self, name: &str, spec: &Value) -> anyhow::Result<()> {
+        let pods = format!("/api/v1/namespaces/{}/pods", self.name);
+        self.cluster.api.create(&pods, &pod(self, name, spec))
     }
 
     /// Waits until exactly `count` pods are Ready; gives them.
@@ -117,7 +123,7 @@ impl Namespace<'_> {
     /// Messages of the events of a pod with this reason, newest last.
     pub(crate) fn events(&self, pod: &str, reason: &str) -> anyhow::Result<Vec<String>> {
         let selector = format!("involvedObject.name={pod},reason={reason}");
-        let list = self.get(&["events", "--field-selector", &selector])?;
+        let list = self.get(&format!("events?fieldSelector={selector}"))?;
         let items = list["items"].as_array().context("no list of events")?;
         Ok(items
             .iter()

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 
-use crate::harness::{Cluster, Mesh, Namespace, PATIENCE};
+use crate::harness::{Mesh, Namespace, PATIENCE};
 use crate::load::{Load, Report, client, client_spec};
-use crate::pods::{Pod, deployment, pod, probes, server_spec};
+use crate::pods::{Pod, deployment, probes, server_spec};
 use crate::sluice::Sluice;
 
 /// How many pods are enrolled and talk to each other.
@@ -50,7 +50,7 @@ pub(crate) fn busy(
 
     let done = AtomicBool::new(false);
     let (new_pods, disturbance) = std::thread::scope(|scope| {
-        let stream = scope.spawn(|| new_pod_every_second(cluster, &namespace, &done));
+        let stream = scope.spawn(|| new_pod_every_second(&namespace, &done));
         let started = Instant::now();
         let result = disturb();
         let took = started.elapsed();
@@ -88,7 +88,6 @@ pub(crate) fn busy(
 /// Makes a mesh pod each second until told, then waits for all of them; how long each took. Every pod must be enrolled by
 /// the time it is Ready.
 fn new_pod_every_second(
-    cluster: &Cluster,
     namespace: &Namespace<'_>,
     done: &AtomicBool,
 ) -> anyhow::Result<Vec<(String, Duration)>> {
@@ -105,7 +104,7 @@ fn new_pod_every_second(
             }
             let name = format!("new-{}", created.len());
             created.insert(name.clone(), Instant::now());
-            cluster.apply(&[pod(namespace, &name, &client_spec())])?;
+            namespace.create_pod(&name, &client_spec())?;
             next += Duration::from_secs(1);
         }
         for pod in namespace.pods()?.iter().filter(|pod| pod.ready) {

@@ -117,8 +117,8 @@ impl<'a> Sluice<'a> {
             .to_owned())
     }
 
-    /// Process id, in the node's PID namespace, of a container of the agent.
-    pub(crate) fn container_pid(&self, container: &str) -> anyhow::Result<String> {
+    /// Process id, in the node's PID namespace, of process 1 of a container of the agent.
+    pub(crate) fn init_pid(&self, container: &str) -> anyhow::Result<String> {
         let id = self.cri(&[
             "ps",
             "--quiet",
@@ -140,6 +140,18 @@ impl<'a> Sluice<'a> {
             .and_then(Value::as_u64)
             .context("no pid")?
             .to_string())
+    }
+
+    /// Process id, in the node's PID namespace, of the service that process 1 of a container looks after.
+    pub(crate) fn service_pid(&self, init: &str) -> anyhow::Result<String> {
+        // proc_pid_task_children(5); a container has few processes, so that all are there.
+        let children = self
+            .cluster
+            .node(&["cat", &format!("/proc/{init}/task/{init}/children")])?;
+        let mut children = children.split_whitespace();
+        let service = children.next().context("process 1 has no child")?;
+        ensure!(children.next().is_none(), "process 1 has more than one child");
+        Ok(service.to_owned())
     }
 
     /// Runs crictl in the node.
@@ -174,7 +186,7 @@ impl<'a> Sluice<'a> {
     /// Waits until a container that was killed is back and the agent serves.
     pub(crate) fn wait_recovered(&self, within: Duration) -> anyhow::Result<()> {
         eventually("the agent is ready again", within, || {
-            let list = self.cluster.get(&["-n", NAMESPACE, "daemonset", DAEMON_SET])?;
+            let list = self.cluster.daemon_set(NAMESPACE, DAEMON_SET)?;
             let status = |key: &str| {
                 list.pointer(&format!("/status/{key}"))
                     .and_then(Value::as_u64)

@@ -1,15 +1,19 @@
 //! What Sluice adds to the creation of a sandbox by the kubelet, by the runtime's own log.
 
+use std::time::{Duration, Instant};
+
 use anyhow::ensure;
 
-use crate::harness::{Cluster, Mesh, Namespace, PATIENCE, on_cluster};
+use crate::harness::{Cluster, Mesh, Namespace, PATIENCE, eventually, on_cluster};
 use crate::load::client_spec;
-use crate::pods::pod;
+use crate::pods::deployment;
 use crate::sandbox::{creation_times, quartiles};
 use crate::sluice::Sluice;
 
-/// How many pods, one after the other.
+/// How many pods of each kind, one after the other.
 const PODS: usize = 15;
+/// How many pods at once.
+const MANY: usize = 30;
 /// Widest spread (milliseconds between the quartiles) of the measurement without Sluice that still tells something.
 const NOISE: f64 = 25.0;
 
@@ -17,11 +21,15 @@ const NOISE: f64 = 25.0;
 fn a_sandbox_takes_hardly_longer_than_without_sluice() -> anyhow::Result<()> {
     on_cluster(|cluster| {
         let sluice = Sluice::ensure(cluster)?;
+        // Before and after, and the two kinds of pods by turns, so that a machine that gets slower or faster does not
+        // look like a difference.
         sluice.uninstall()?;
-        let without = measure(cluster, "floor", Mesh::Out)?;
-        let _sluice = Sluice::ensure(cluster)?;
-        let plain = measure(cluster, "plain", Mesh::Out)?;
-        let ambient = measure(cluster, "ambient", Mesh::In)?;
+        let [mut without] = measure(cluster, [("before", Mesh::Out)], PODS / 2)?;
+        let sluice = Sluice::ensure(cluster)?;
+        let [plain, ambient] = measure(cluster, [("plain", Mesh::Out), ("ambient", Mesh::In)], PODS)?;
+        sluice.uninstall()?;
+        let [after] = measure(cluster, [("after", Mesh::Out)], PODS - PODS / 2)?;
+        without.extend(after);
 
         for (what, times) in [
             ("without", &without),
@@ -52,21 +60,71 @@ fn a_sandbox_takes_hardly_longer_than_without_sluice() -> anyhow::Result<()> {
     })
 }
 
-fn measure(cluster: &Cluster, purpose: &str, mesh: Mesh) -> anyhow::Result<Vec<f64>> {
+#[test]
+fn thirty_pods_start_no_slower_than_without_sluice() -> anyhow::Result<()> {
+    on_cluster(|cluster| {
+        let sluice = Sluice::ensure(cluster)?;
+        let with = [
+            thirty(cluster, "first", Mesh::In)?,
+            thirty(cluster, "second", Mesh::In)?,
+        ];
+        sluice.uninstall()?;
+        let without = [
+            thirty(cluster, "third", Mesh::Out)?,
+            thirty(cluster, "fourth", Mesh::Out)?,
+        ];
+
+        println!("0 to {MANY} pods: {with:.1?} in the mesh, {without:.1?} without Sluice");
+        let (fastest, slowest) = (with[0].min(with[1]), without[0].max(without[1]));
+        ensure!(
+            fastest <= slowest,
+            "{MANY} pods took {fastest:?} at best, without Sluice {slowest:?} at most"
+        );
+        Ok(())
+    })
+}
+
+/// How long a Deployment takes from no pod to all of them.
+fn thirty(cluster: &Cluster, purpose: &str, mesh: Mesh) -> anyhow::Result<Duration> {
     let namespace = Namespace::create(cluster, purpose, mesh)?;
-    let prefix = format!("speed-{purpose}");
+    let started = Instant::now();
+    cluster.apply(&[deployment(&namespace, "many", MANY, &client_spec())])?;
+    namespace.wait_ready(MANY, PATIENCE)?;
+    let took = started.elapsed();
+    namespace.kubectl(&["delete", "deployment", "many", "--timeout=90s"])?;
+    eventually("the pods are gone", PATIENCE, || {
+        let pods = namespace.get("pods")?;
+        Ok(pods["items"].as_array().is_some_and(Vec::is_empty).then_some(()))
+    })?;
+    Ok(took)
+}
+
+/// Makes so many pods of each kind, by turns and each when the one before is Ready; the times of each kind's sandboxes.
+fn measure<const KINDS: usize>(
+    cluster: &Cluster,
+    kinds: [(&str, Mesh); KINDS],
+    pods: usize,
+) -> anyhow::Result<[Vec<f64>; KINDS]> {
+    let namespaces = kinds
+        .iter()
+        .map(|(purpose, mesh)| Namespace::create(cluster, purpose, *mesh))
+        .collect::<anyhow::Result<Vec<_>>>()?;
     let position = cluster.log("containerd")?.len();
-    for number in 0..PODS {
-        let name = format!("{prefix}-{number}");
-        cluster.apply(&[pod(&namespace, &name, &client_spec())])?;
-        namespace.wait_pod(&name, "is Ready", PATIENCE, |pod| pod.ready)?;
+    for number in 0..pods {
+        for ((purpose, _), namespace) in kinds.iter().zip(&namespaces) {
+            let name = format!("speed-{purpose}-{number}");
+            namespace.create_pod(&name, &client_spec())?;
+            namespace.wait_pod(&name, "is Ready", PATIENCE, |pod| pod.ready)?;
+        }
     }
     let log = cluster.log("containerd")?;
-    let times = creation_times(&log[position..], &prefix);
-    ensure!(
-        times.len() == PODS,
-        "{} of {PODS} sandboxes in the runtime's log",
-        times.len()
-    );
+    let times = kinds.map(|(purpose, _)| creation_times(&log[position..], &format!("speed-{purpose}-")));
+    for (times, (purpose, _)) in times.iter().zip(kinds) {
+        ensure!(
+            times.len() == pods,
+            "{} of {pods} sandboxes {purpose} in the runtime's log",
+            times.len()
+        );
+    }
     Ok(times)
 }

@@ -1,6 +1,6 @@
 //! The agent is replaced or killed under load.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::ensure;
 
@@ -43,38 +43,59 @@ fn a_rolling_upgrade_costs_no_request_and_delays_no_pod() -> anyhow::Result<()> 
 }
 
 #[test]
-fn killing_each_container_twice_costs_no_request() -> anyhow::Result<()> {
+fn killing_each_service_twice_costs_no_request_and_delays_no_pod() -> anyhow::Result<()> {
     on_cluster(|cluster| {
         let sluice = Sluice::ensure(cluster)?;
         for container in CONTAINERS {
+            let init = sluice.init_pid(container)?;
             let outcome = busy(&sluice, &format!("kill-{container}"), || {
                 for _ in 0..2 {
-                    kill_and_wait(cluster, &sluice, container)?;
+                    kill_service(cluster, &sluice, &init)?;
+                    sluice.wait_recovered(PATIENCE)?;
                 }
-                sluice.wait_recovered(PATIENCE)
+                Ok(())
             })?;
-            outcome.print(&format!("kill -9 of {container}, twice"));
+            outcome.print(&format!("kill -9 of {container}'s service, twice"));
             outcome.assert_no_pod_delayed()?;
+            ensure!(
+                sluice.init_pid(container)? == init,
+                "the container of {container} was restarted"
+            );
         }
         Ok(())
     })
 }
 
-/// Kills a container's process and waits until the kubelet has started it again.
-fn kill_and_wait(cluster: &Cluster, sluice: &Sluice<'_>, container: &str) -> anyhow::Result<()> {
-    let pid = sluice.container_pid(container)?;
-    cluster.node(&["kill", "-KILL", &pid])?;
-    let started = Instant::now();
-    eventually(&format!("{container} runs again"), PATIENCE, || {
-        Ok(sluice
-            .container_pid(container)
-            .ok()
-            .filter(|now| *now != pid)
-            .map(drop))
-    })?;
-    println!(
-        "{container} is back after {:.1} s",
-        started.elapsed().as_secs_f64()
-    );
-    Ok(())
+/// Kills the service of a container and waits until its process 1 has started another.
+fn kill_service(cluster: &Cluster, sluice: &Sluice<'_>, init: &str) -> anyhow::Result<()> {
+    let service = sluice.service_pid(init)?;
+    cluster.node(&["kill", "-KILL", &service])?;
+    eventually("the service runs again", PATIENCE, || {
+        Ok((sluice.service_pid(init)? != service).then_some(()))
+    })
+}
+
+/// The first time, the kubelet starts a container again at once.
+#[test]
+fn killing_a_whole_container_costs_no_request_and_delays_no_pod() -> anyhow::Result<()> {
+    on_cluster(|cluster| {
+        let sluice = Sluice::ensure(cluster)?;
+        for container in CONTAINERS {
+            let init = sluice.init_pid(container)?;
+            let outcome = busy(&sluice, &format!("end-{container}"), || {
+                cluster.node(&["kill", "-KILL", &init])?;
+                eventually("the container runs again", PATIENCE, || {
+                    Ok(sluice
+                        .init_pid(container)
+                        .ok()
+                        .filter(|now| *now != init)
+                        .map(drop))
+                })?;
+                sluice.wait_recovered(PATIENCE)
+            })?;
+            outcome.print(&format!("kill -9 of {container}, once"));
+            outcome.assert_no_pod_delayed()?;
+        }
+        Ok(())
+    })
 }
