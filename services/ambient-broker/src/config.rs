@@ -1,7 +1,7 @@
 //! What the operator sets: flags (each also an environment variable), and a YAML file for the selection.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use clap::{ArgGroup, Parser};
 use sluice_proto::id::{Namespace, PodName};
 use sluice_proto::paths::{RUN_DIR, RunDir};
 use sluice_proto::transport::uds::PeerPolicy;
-use sluice_selection::{OwnPods, SelectionConfig};
+use sluice_selection::{OwnPods, SelectionConfig, SelectionFileError, parse_selection_file};
 
 use crate::cluster::{
     self, Access, ConnectError, Kubernetes, RetireError, Retired, SERVICE_ACCOUNT, Timing, retire,
@@ -178,23 +178,9 @@ pub struct Source {
 /// A setting that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The selection file cannot be read.
-    #[error("cannot read selection file {}", path.display())]
-    Read {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The selection file is not valid.
-    #[error("selection file {} is not valid: {problem}", path.display())]
-    Selection {
-        /// Which.
-        path: PathBuf,
-        /// What is wrong, with line and field.
-        problem: String,
-    },
+    /// The selection file cannot be used.
+    #[error(transparent)]
+    Selection(#[from] SelectionFileError),
     /// The API server's address is not known.
     #[error(
         "--kubernetes needs KUBERNETES_SERVICE_HOST, which the kubelet sets in a pod, or --kubeconfig elsewhere"
@@ -230,7 +216,7 @@ impl Args {
     pub fn selection(&self) -> Result<SelectionConfig, ConfigError> {
         match &self.selection {
             None => Ok(SelectionConfig::default()),
-            Some(path) => read_selection(path),
+            Some(path) => Ok(parse_selection_file(path, std::fs::read_to_string(path))?),
         }
     }
 
@@ -308,24 +294,6 @@ impl Args {
     }
 }
 
-fn read_selection(path: &Path) -> Result<SelectionConfig, ConfigError> {
-    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
-        path: path.to_owned(),
-        source,
-    })?;
-    // An empty file is a file without settings.
-    if text
-        .lines()
-        .all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'))
-    {
-        return Ok(SelectionConfig::default());
-    }
-    serde_saphyr::from_str(&text).map_err(|error| ConfigError::Selection {
-        path: path.to_owned(),
-        problem: error.to_string(),
-    })
-}
-
 fn octal(text: &str) -> Result<u32, String> {
     u32::from_str_radix(text, 8)
         .ok()
@@ -353,19 +321,5 @@ mod tests {
         for bad in ["888", "7777", "rw"] {
             assert!(args(&["--zds-mode", bad]).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn a_bad_selection_names_file_and_place() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("selection.yaml");
-        std::fs::write(&path, "dnsCapture: true\nexcludedNamespaces: 5\n").unwrap();
-        let error = read_selection(&path).unwrap_err().to_string();
-        assert!(error.contains("selection.yaml") && error.contains('2'), "{error}");
-        std::fs::write(&path, "excludedNamespaces: [a, b]\nipv6: false\n").unwrap();
-        let config = read_selection(&path).unwrap();
-        assert!(!config.ipv6 && config.excludes("a"));
-        std::fs::write(&path, "# nothing\n").unwrap();
-        assert_eq!(read_selection(&path).unwrap(), SelectionConfig::default());
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use sluice_proto::paths::{BROKER_UID, RUN_DIR, RunDir};
-use sluice_selection::SelectionConfig;
+use sluice_selection::{SelectionConfig, SelectionFileError, parse_selection_file};
 
 use crate::entry::{Entry, LogLevel, StaticPods};
 
@@ -235,28 +235,6 @@ pub enum BinDirCheck {
     Off,
 }
 
-/// A setting that cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The selection file cannot be read.
-    #[error("cannot read selection file {}", path.display())]
-    Read {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The selection file is not valid.
-    #[error("selection file {} is not valid: {problem}", path.display())]
-    Selection {
-        /// Which.
-        path: PathBuf,
-        /// What is wrong, with line and field.
-        problem: String,
-    },
-}
-
 impl Flags {
     /// The run directory.
     pub fn run(&self) -> RunDir {
@@ -294,7 +272,7 @@ impl Flags {
     }
 
     /// Our entry in the list, from the settings and the selection file.
-    pub fn entry(&self) -> Result<Entry, ConfigError> {
+    pub fn entry(&self) -> Result<Entry, SelectionFileError> {
         Ok(Entry {
             run_dir: self.run_dir.clone(),
             log_level: self.plugin_log_level,
@@ -307,22 +285,9 @@ impl Flags {
     }
 }
 
-pub(crate) fn read_selection(path: &Path) -> Result<SelectionConfig, ConfigError> {
-    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
-        path: path.to_owned(),
-        source,
-    })?;
-    // An empty file is a file without settings.
-    if text
-        .lines()
-        .all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'))
-    {
-        return Ok(SelectionConfig::default());
-    }
-    serde_saphyr::from_str(&text).map_err(|error| ConfigError::Selection {
-        path: path.to_owned(),
-        problem: error.to_string(),
-    })
+/// The selection as the file at `path` has it now.
+pub(crate) fn read_selection(path: &Path) -> Result<SelectionConfig, SelectionFileError> {
+    parse_selection_file(path, std::fs::read_to_string(path))
 }
 
 /// The suffix makes it a list for every runtime and ours for every later installer.

@@ -8,6 +8,8 @@
 #![warn(missing_docs)]
 
 mod config;
+#[cfg(feature = "file")]
+mod file;
 mod identity;
 mod labels;
 mod overrides;
@@ -16,6 +18,8 @@ mod verdict;
 use std::collections::BTreeMap;
 
 pub use config::{EnablementSelector, SelectionConfig, parse_excluded_namespaces};
+#[cfg(feature = "file")]
+pub use file::{SelectionFileError, parse_selection_file};
 pub use identity::{CONFIG_HASH, CONFIG_MIRROR, OwnPods, is_static_uid, sandbox_uid};
 pub use labels::{InvalidConfig, LabelSelector, Operator, Requirement};
 pub use overrides::{
