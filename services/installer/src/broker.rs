@@ -1,17 +1,16 @@
 //! The broker, as far as the installer has to do with it: what it says of the node, and what it is told.
 
 use std::future::Future;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use sluice_proto::broker::{self, BrokerError};
 use sluice_proto::pb::node::node_lifecycle_client::NodeLifecycleClient;
 use sluice_proto::pb::node::{InstallerReport, Lifecycle, NodeState, WatchRequest};
 use sluice_proto::transport::grpc::{UdsChannel, origin};
 use sluice_runtime::telemetry::chain;
-use tokio::net::UnixStream;
 use tokio::sync::watch;
-use tonic::{Code, Status};
+use tonic::Code;
 
 use crate::kubeconfig::Credentials;
 
@@ -81,44 +80,10 @@ impl View {
         }
     }
 
-    fn lose(&mut self, error: &DialError) {
+    fn lose(&mut self, error: &BrokerError) {
         self.connected = false;
         self.can_serve = false;
         self.why_not = chain(error);
-    }
-}
-
-/// The broker cannot be asked.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum DialError {
-    #[error("cannot reach the broker at {}", path.display())]
-    Connect {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("{} does not speak the broker's protocol", path.display())]
-    Handshake {
-        path: PathBuf,
-        #[source]
-        source: hyper::Error,
-    },
-    #[error("the broker did not answer within {ANSWER:?}")]
-    Deadline,
-    #[error("the broker answered {}: {}", .0.code(), .0.message())]
-    Answered(Box<Status>),
-    #[error("the broker closed the connection")]
-    Closed,
-}
-
-impl From<Status> for DialError {
-    fn from(status: Status) -> Self {
-        // A status with a cause was made here, from a broken connection.
-        if std::error::Error::source(&status).is_some() {
-            Self::Closed
-        } else {
-            Self::Answered(Box::new(status))
-        }
     }
 }
 
@@ -147,9 +112,9 @@ async fn follow_one(
     path: &Path,
     view: &watch::Sender<View>,
     reports: &mut watch::Receiver<InstallerReport>,
-) -> (bool, DialError) {
+) -> (bool, BrokerError) {
     let mut heard = false;
-    let mut attempt = async || -> Result<(), DialError> {
+    let mut attempt = async || -> Result<(), BrokerError> {
         let mut client = within(dial(path)).await?;
         let mut states = within(async { Ok(client.watch(WatchRequest {}).await?.into_inner()) }).await?;
         // A new broker has heard nothing yet.
@@ -158,7 +123,7 @@ async fn follow_one(
         loop {
             tokio::select! {
                 state = states.message() => {
-                    let state = state?.ok_or(DialError::Closed)?;
+                    let state = state?.ok_or(BrokerError::Closed)?;
                     heard = true;
                     view.send_modify(|view| view.hear(state));
                 }
@@ -174,13 +139,13 @@ async fn follow_one(
             }
         }
     };
-    let ended = attempt().await.err().unwrap_or(DialError::Closed);
+    let ended = attempt().await.err().unwrap_or(BrokerError::Closed);
     (heard, ended)
 }
 
-async fn tell(client: &mut Client, report: InstallerReport) -> Result<(), DialError> {
+async fn tell(client: &mut Client, report: InstallerReport) -> Result<(), BrokerError> {
     match within(async { Ok(client.report(report).await?) }).await {
-        Err(DialError::Answered(status)) if status.code() == Code::Unimplemented => {
+        Err(BrokerError::Answered(status)) if status.code() == Code::Unimplemented => {
             tracing::debug!("the broker takes no reports; it is of another version");
             Ok(())
         }
@@ -189,35 +154,21 @@ async fn tell(client: &mut Client, report: InstallerReport) -> Result<(), DialEr
 }
 
 /// What the broker says first; for commands that ask only once.
-pub(crate) async fn ask_once(path: &Path) -> Result<View, DialError> {
+pub(crate) async fn ask_once(path: &Path) -> Result<View, BrokerError> {
     let mut client = within(dial(path)).await?;
     let mut states = within(async { Ok(client.watch(WatchRequest {}).await?.into_inner()) }).await?;
     let state = within(async { Ok(states.message().await?) })
         .await?
-        .ok_or(DialError::Closed)?;
+        .ok_or(BrokerError::Closed)?;
     let mut view = View::default();
     view.hear(state);
     Ok(view)
 }
 
-async fn dial(path: &Path) -> Result<Client, DialError> {
-    let stream = UnixStream::connect(path)
-        .await
-        .map_err(|source| DialError::Connect {
-            path: path.to_owned(),
-            source,
-        })?;
-    let channel = UdsChannel::handshake(stream)
-        .await
-        .map_err(|source| DialError::Handshake {
-            path: path.to_owned(),
-            source,
-        })?;
-    Ok(Client::with_origin(channel, origin()))
+async fn dial(path: &Path) -> Result<Client, BrokerError> {
+    Ok(Client::with_origin(broker::dial(path).await?, origin()))
 }
 
-async fn within<T>(answer: impl Future<Output = Result<T, DialError>>) -> Result<T, DialError> {
-    tokio::time::timeout(ANSWER, answer)
-        .await
-        .map_err(|_| DialError::Deadline)?
+async fn within<T>(answer: impl Future<Output = Result<T, BrokerError>>) -> Result<T, BrokerError> {
+    broker::within(ANSWER, answer).await
 }

@@ -5,14 +5,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use sluice_proto::broker::{self, BrokerError};
 use sluice_proto::paths::RunDir;
 use sluice_proto::pb::workload::pod_event::Event;
 use sluice_proto::pb::workload::pod_netns_client::PodNetnsClient;
 use sluice_proto::pb::workload::{
     DescribeRequest, DescribeResponse, NodeRequest, NodeResponse, Pod, PodEvent, SubscribeRequest,
 };
-use sluice_proto::transport::grpc::{UdsChannel, origin};
-use tonic::{Code, Status, Streaming};
+use sluice_proto::transport::grpc::{DialError, UdsChannel, origin};
+use tonic::{Code, Streaming};
 
 use crate::kubectl::KubectlError;
 
@@ -22,24 +23,8 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// A question that could not be answered.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AskError {
-    #[error("cannot reach the broker at {}", path.display())]
-    Connect {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("{} does not speak the broker's protocol", path.display())]
-    Handshake {
-        path: PathBuf,
-        #[source]
-        source: hyper::Error,
-    },
-    #[error("the broker did not answer within {ANSWER:?}")]
-    Deadline,
-    #[error("the broker answered {}: {}", .0.code(), .0.message())]
-    Answered(Box<Status>),
-    #[error("the broker closed the connection")]
-    Closed,
+    #[error(transparent)]
+    Broker(#[from] BrokerError),
     #[error("no pod {pod} on this node{}", similar(names))]
     NoPod { pod: String, names: Vec<String> },
     #[error("cannot start an event loop")]
@@ -88,35 +73,33 @@ impl AskError {
 
     fn advice(&self) -> Option<&'static str> {
         match self {
-            Self::Connect { source, .. } => Some(match source.kind() {
-                io::ErrorKind::NotFound => {
-                    "There is no such socket: run this on the node or name one with --node, check that the \
-                     ambient-broker container runs, or name the directory of the sockets with --run-dir."
-                }
-                io::ErrorKind::ConnectionRefused => {
-                    "The socket is there but nobody listens: the ambient-broker was killed or is restarting."
-                }
-                io::ErrorKind::PermissionDenied => "Run this as root.",
-                _ => return None,
-            }),
-            Self::Deadline => Some("The ambient-broker hangs or is overloaded; look at its log."),
-            Self::Answered(status) if status.code() == Code::Unimplemented => {
-                Some("The broker is older than this command; finish the upgrade.")
-            }
-            Self::Answered(status) if status.code() == Code::PermissionDenied => Some("Run this as root."),
+            Self::Broker(error) => advice(error),
             Self::Kubectl(error) => error.advice(),
             _ => None,
         }
     }
 }
 
-impl From<Status> for AskError {
-    fn from(status: Status) -> Self {
-        // A status with a cause was made here, from a broken connection.
-        if std::error::Error::source(&status).is_some() {
-            Self::Closed
-        } else {
-            Self::Answered(Box::new(status))
+fn advice(error: &BrokerError) -> Option<&'static str> {
+    match error {
+        BrokerError::Dial(DialError::Connect { source, .. }) => Some(match source.kind() {
+            io::ErrorKind::NotFound => {
+                "There is no such socket: run this on the node or name one with --node, check that the \
+                 ambient-broker container runs, or name the directory of the sockets with --run-dir."
+            }
+            io::ErrorKind::ConnectionRefused => {
+                "The socket is there but nobody listens: the ambient-broker was killed or is restarting."
+            }
+            io::ErrorKind::PermissionDenied => "Run this as root.",
+            _ => return None,
+        }),
+        BrokerError::Deadline(_) => Some("The ambient-broker hangs or is overloaded; look at its log."),
+        BrokerError::Answered(status) if status.code() == Code::Unimplemented => {
+            Some("The broker is older than this command; finish the upgrade.")
+        }
+        BrokerError::Answered(status) if status.code() == Code::PermissionDenied => Some("Run this as root."),
+        BrokerError::Dial(DialError::Handshake { .. }) | BrokerError::Answered(_) | BrokerError::Closed => {
+            None
         }
     }
 }
@@ -129,27 +112,17 @@ impl Broker {
     /// Connects to the broker of the node whose sockets are below `run_dir`.
     pub(crate) async fn connect(run_dir: &Path) -> Result<Self, AskError> {
         let path = RunDir::new(run_dir).workload_socket();
-        let stream = tokio::net::UnixStream::connect(&path)
-            .await
-            .map_err(|source| AskError::Connect {
-                path: path.clone(),
-                source,
-            })?;
-        let channel = within(async {
-            UdsChannel::handshake(stream)
-                .await
-                .map_err(|source| AskError::Handshake { path, source })
-        });
-        Ok(Self(PodNetnsClient::with_origin(channel.await?, origin())))
+        let channel = within(broker::dial(&path)).await?;
+        Ok(Self(PodNetnsClient::with_origin(channel, origin())))
     }
 
     /// The node in full.
-    pub(crate) async fn node(&mut self) -> Result<NodeResponse, AskError> {
+    pub(crate) async fn node(&mut self) -> Result<NodeResponse, BrokerError> {
         within(async { Ok(self.0.node(NodeRequest {}).await?.into_inner()) }).await
     }
 
     /// Every pod of the node, sorted by name.
-    pub(crate) async fn pods(&mut self) -> Result<Vec<Pod>, AskError> {
+    pub(crate) async fn pods(&mut self) -> Result<Vec<Pod>, BrokerError> {
         within(async {
             let mut events = self.subscribe().await?;
             let mut pods = Vec::new();
@@ -200,24 +173,22 @@ impl Broker {
     }
 
     /// All pods, then every change.
-    pub(crate) async fn subscribe(&mut self) -> Result<Streaming<PodEvent>, AskError> {
+    pub(crate) async fn subscribe(&mut self) -> Result<Streaming<PodEvent>, BrokerError> {
         Ok(self.0.subscribe(SubscribeRequest {}).await?.into_inner())
     }
 }
 
 /// The next event that this version knows.
-pub(crate) async fn next(events: &mut Streaming<PodEvent>) -> Result<Event, AskError> {
+pub(crate) async fn next(events: &mut Streaming<PodEvent>) -> Result<Event, BrokerError> {
     loop {
         match events.message().await? {
             Some(PodEvent { event: Some(event) }) => return Ok(event),
             Some(PodEvent { event: None }) => {}
-            None => return Err(AskError::Closed),
+            None => return Err(BrokerError::Closed),
         }
     }
 }
 
-async fn within<T>(answer: impl Future<Output = Result<T, AskError>>) -> Result<T, AskError> {
-    tokio::time::timeout(ANSWER, answer)
-        .await
-        .map_err(|_| AskError::Deadline)?
+async fn within<T>(answer: impl Future<Output = Result<T, BrokerError>>) -> Result<T, BrokerError> {
+    broker::within(ANSWER, answer).await
 }
