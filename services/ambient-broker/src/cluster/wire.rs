@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer};
 use sluice_proto::id::{InvalidId, Namespace as NamespaceName, PodName, PodRef, PodUid};
 use sluice_selection::{CONFIG_MIRROR, Labels, SIDECAR_STATUS};
 
-use crate::source::fields::{Spec, Status};
+use crate::source::fields::{self, Spec, Status};
 use crate::source::{Namespace, Pod};
 
 /// What a list and each of its objects have.
@@ -127,25 +127,23 @@ impl RawPod {
     pub(super) fn convert(self) -> Result<WirePod, InvalidId> {
         let Self {
             metadata,
-            mut spec,
+            spec,
             status,
         } = self;
         let version = metadata.version();
-        let pod = Pod {
-            id: PodRef {
-                namespace: NamespaceName::parse(metadata.namespace)?,
-                name: PodName::parse(metadata.name)?,
-                uid: PodUid::parse(metadata.uid)?,
-            },
-            labels: metadata.labels,
-            annotations: metadata.annotations,
-            deletion_timestamp: metadata.deletion_timestamp,
-            host_network: spec.host_network.unwrap_or(false),
-            service_account: spec.service_account(),
-            node_name: spec.node_name,
-            phase: status.phase.unwrap_or_default(),
-            ips: status.ips(),
+        let id = PodRef {
+            namespace: NamespaceName::parse(metadata.namespace)?,
+            name: PodName::parse(metadata.name)?,
+            uid: PodUid::parse(metadata.uid)?,
         };
+        let pod = fields::pod(
+            id,
+            metadata.labels,
+            metadata.annotations,
+            metadata.deletion_timestamp,
+            spec,
+            &status,
+        );
         Ok(WirePod {
             pod: Arc::new(pod),
             version,

@@ -11,7 +11,7 @@ use sluice_proto::id::{InvalidId, Namespace as NamespaceName, PodName, PodRef, P
 use sluice_selection::Labels;
 use uuid::Uuid;
 
-use super::fields::{Spec, Status};
+use super::fields::{self, Spec, Status};
 use super::{Namespace, Pod, Problem};
 
 /// The namespace that UIDs are derived in (RFC 9562 section 5.5), itself derived from this product's name.
@@ -231,22 +231,19 @@ impl Manifest {
     }
 }
 
-fn pod(name: PodName, metadata: Metadata, mut spec: Spec, status: &Status) -> Result<Pod, InvalidId> {
+fn pod(name: PodName, metadata: Metadata, spec: Spec, status: &Status) -> Result<Pod, InvalidId> {
     let namespace = metadata
         .namespace
         .map_or_else(|| NamespaceName::parse("default"), Ok)?;
     let uid = metadata.uid.map_or_else(|| derived_uid(&namespace, &name), Ok)?;
-    Ok(Pod {
-        id: PodRef { namespace, name, uid },
-        labels: metadata.labels.unwrap_or_default(),
-        annotations: metadata.annotations.unwrap_or_default(),
-        deletion_timestamp: metadata.deletion_timestamp,
-        host_network: spec.host_network.unwrap_or(false),
-        service_account: spec.service_account(),
-        node_name: spec.node_name,
-        phase: status.phase.unwrap_or_default(),
-        ips: status.ips(),
-    })
+    Ok(fields::pod(
+        PodRef { namespace, name, uid },
+        metadata.labels.unwrap_or_default(),
+        metadata.annotations.unwrap_or_default(),
+        metadata.deletion_timestamp,
+        spec,
+        status,
+    ))
 }
 
 /// The UID of a pod whose manifest gives none: a version 5 UUID of `namespace/name`, so the same after every restart
