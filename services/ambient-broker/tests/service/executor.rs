@@ -54,6 +54,15 @@ fn send(shared: &mut Shared, event: sandbox_event::Event) {
         .retain(|watcher| watcher.send(Ok(event.clone())).is_ok());
 }
 
+fn gone(sandbox: Sandbox, reason: &str) -> sandbox_event::Event {
+    sandbox_event::Event::Gone(Gone {
+        attachment: sandbox.attachment,
+        generation: sandbox.generation,
+        pod: sandbox.pod,
+        reason: reason.into(),
+    })
+}
+
 impl FakeExecutor {
     /// Serves until the token is cancelled.
     pub(crate) fn serve(&self, run: &RunDir) -> CancellationToken {
@@ -148,13 +157,7 @@ impl FakeExecutor {
     pub(crate) fn del(&self, container: &str) {
         let mut shared = self.0.lock().unwrap();
         let sandbox = shared.sandboxes.remove(container).unwrap();
-        let gone = Gone {
-            attachment: sandbox.attachment,
-            generation: sandbox.generation,
-            pod: sandbox.pod,
-            reason: "DEL".into(),
-        };
-        send(&mut shared, sandbox_event::Event::Gone(gone));
+        send(&mut shared, gone(sandbox, "DEL"));
     }
 
     pub(crate) fn verdicts(&self) -> Vec<complete_request::Verdict> {
@@ -301,13 +304,7 @@ impl NetnsExecutor for FakeExecutor {
         let mut shared = self.0.lock().unwrap();
         shared.calls.push("retire".to_owned());
         for sandbox in std::mem::take(&mut shared.sandboxes).into_values() {
-            let gone = Gone {
-                attachment: sandbox.attachment,
-                generation: sandbox.generation,
-                pod: sandbox.pod,
-                reason: "retired".to_owned(),
-            };
-            send(&mut shared, sandbox_event::Event::Gone(gone));
+            send(&mut shared, gone(sandbox, "retired"));
         }
         Ok(Response::new(RetireResponse::default()))
     }

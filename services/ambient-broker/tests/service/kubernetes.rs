@@ -1,11 +1,18 @@
 //! The whole broker on a stand-in API server: what a pod's life looks like from there.
 
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 use sluice_ambient_broker::cluster::{Access, Kubernetes, Settings as ClusterSettings, Timing};
+use sluice_proto::pb::executor::complete_request::Verdict;
+use sluice_proto::pb::types::Mode;
+use sluice_proto::pb::workload::PodState;
+use sluice_proto::pb::zds::workload_request::Payload;
 use sluice_selection::OwnPods;
 
-use super::api::{Api, Fault};
-use super::*;
+use crate::api::{Api, Fault};
+use crate::harness::{Node, admitted, eventually, reference};
 
 const KEY: &str = "ambient.istio.io/redirection";
 const PODS: &str = "/api/v1/pods";

@@ -1,16 +1,18 @@
 //! The installer's end of `NodeLifecycle`.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
-use sluice_ambient_broker::lifecycle::{Fate, Lifecycle};
+use sluice_ambient_broker::lifecycle::{Fate, Lifecycle, NodeFacts};
 use sluice_proto::pb::node::node_lifecycle_client::NodeLifecycleClient;
 use sluice_proto::pb::node::{
     InstallerReport, Lifecycle as PbLifecycle, NodeState, PluginCredentials, WatchRequest,
 };
+use sluice_proto::transport::grpc::{UdsChannel, origin};
 
-use super::*;
+use crate::harness::{Node, SOON, dial};
 
 #[derive(Debug, Default)]
 struct Facts {
@@ -53,12 +55,7 @@ impl NodeFacts for Facts {
 }
 
 async fn installer(node: &Node) -> NodeLifecycleClient<UdsChannel> {
-    let path = node.run.node_socket();
-    let stream = eventually(|| std::os::unix::net::UnixStream::connect(&path).ok()).await;
-    stream.set_nonblocking(true).unwrap();
-    let channel = UdsChannel::handshake(UnixStream::from_std(stream).unwrap())
-        .await
-        .unwrap();
+    let channel = dial(&node.run.node_socket()).await;
     NodeLifecycleClient::with_origin(channel, origin())
 }
 

@@ -1,0 +1,96 @@
+//! What is served over HTTP: health, metrics, and `/cmdadd` for Istio's plugin.
+
+use std::time::{Duration, Instant};
+
+use sluice_proto::pb::workload::PodState;
+use sluice_proto::pb::zds::workload_request::Payload;
+
+use crate::harness::{Node, SOON, eventually, reference};
+
+#[tokio::test]
+async fn health_and_metrics_are_served_on_a_unix_socket() {
+    let mut node = Node::new();
+    node.manifest(1, "ambient");
+    node.start_broker();
+    eventually(|| node.run.http_socket().exists().then_some(())).await;
+    let (status, body) = node.get("/readyz").await;
+    assert_eq!(status, 503);
+    assert!(body.contains("the executor is not connected"), "{body}");
+    assert_eq!(node.get("/healthz").await.0, 200);
+    node.executor.serve(&node.run);
+    let until = Instant::now() + SOON;
+    while node.get("/readyz").await.0 != 200 {
+        assert!(
+            Instant::now() < until,
+            "never ready: {}",
+            node.get("/readyz").await.1
+        );
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let _ztunnel = node.ztunnel().await;
+    node.executor.add(&reference(1), "c1", 1);
+    node.until(1, "enrolled", |pod| pod.state() == PodState::Enrolled)
+        .await;
+    let (status, metrics) = node.get("/metrics").await;
+    assert_eq!(status, 200);
+    for line in [
+        "pods_expected 1",
+        "pods_enrolled 1",
+        "ztunnel_connected 1",
+        "zds_connections{state=\"ready\"} 1",
+        "nodeagent_reconcile_events_total{type=\"add\"} 1",
+        "add_seconds_count{stage=\"total\"} 1",
+    ] {
+        assert!(metrics.contains(line), "{line} is missing in:\n{metrics}");
+    }
+    assert_eq!(node.get("/else").await.0, 404);
+}
+
+#[tokio::test]
+async fn an_installed_istio_cni_plugin_is_served() {
+    let mut node = Node::new();
+    node.manifest(1, "ambient");
+    node.manifest(2, "none");
+    node.executor.serve(&node.run);
+    node.start_broker();
+    let mut ztunnel = node.ztunnel().await;
+    assert!(matches!(ztunnel.recv().await.unwrap(), Payload::SnapshotSent(_)));
+    let event = |n: u32| {
+        format!(
+            r#"{{"Netns":"/var/run/netns/x","PodName":"pod-{n}","PodNamespace":"default",
+                "IPs":[{{"Interface":2,"Address":{{"IP":"10.0.0.9","Mask":"////AA=="}},"Gateway":""}}]}}"#
+        )
+    };
+    node.until(1, "known", |_| true).await;
+    let (status, body) = node.cmdadd(&event(1)).await;
+    assert_eq!(status, 501, "{body}");
+    node.executor.0.lock().unwrap().opener = true;
+    let (status, body) = node.cmdadd(&event(1)).await;
+    assert_eq!((status, body.as_str()), (200, ""));
+    assert!(matches!(ztunnel.recv().await.unwrap(), Payload::Add(_)));
+    assert!(
+        node.executor
+            .calls()
+            .contains(&"adopt /var/run/netns/x".to_owned())
+    );
+    let (status, body) = node.cmdadd(&event(2)).await;
+    assert_eq!(status, 500);
+    assert!(body.contains("unexpectedly not eligible"), "{body}");
+    let at = Instant::now();
+    let (status, body) = node.cmdadd(&event(3)).await;
+    assert_eq!(status, 500);
+    assert!(
+        body.contains("knows no pod") && at.elapsed() < Duration::from_secs(3),
+        "{body}"
+    );
+    assert_eq!(node.cmdadd("notjson").await.0, 400);
+    assert_eq!(node.cmdadd("").await.0, 400);
+    let (_, metrics) = node.get("/metrics").await;
+    for line in [
+        "response_code=\"200\"} 1",
+        "response_code=\"400\"} 2",
+        "response_code=\"501\"} 1",
+    ] {
+        assert!(metrics.contains(line), "{line} is missing in:\n{metrics}");
+    }
+}
