@@ -39,7 +39,7 @@ pub use failure::{ApiError, Kind};
 pub use retire::{RetireError, Retired, retire};
 
 use crate::lifecycle::{Lifecycle, NodeFacts};
-use crate::reconcile::event::PodReport;
+use crate::reconcile::report::PodReport;
 use crate::status::StatusWriter;
 use book::Book;
 use client::Api;

@@ -21,7 +21,7 @@ use crate::executor::Executor;
 use crate::http::{Handler, Reply, TEXT, reply};
 use crate::metrics::Metrics;
 use crate::reconcile::Event;
-use crate::reconcile::event::{PodReport, Standing};
+use crate::reconcile::report::{PodReport, Standing};
 use crate::registry::Registry;
 
 /// An ADD event is a few hundred bytes; the plugin's client gives up after 5 s.

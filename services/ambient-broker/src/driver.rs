@@ -15,7 +15,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::executor::Executor;
 use crate::metrics::Metrics;
-use crate::reconcile::event::{Level, SandboxId};
+use crate::reconcile::effect::Level;
+use crate::reconcile::event::SandboxId;
 use crate::reconcile::{COMPONENT, Counts, Effect, Event, Explanation, Settings, State};
 use crate::registry::Registry;
 use crate::source::PodSource;

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::executor::Executor;
 use crate::reconcile::COMPONENT;
-use crate::reconcile::event::PodReport;
+use crate::reconcile::report::PodReport;
 use crate::registry::Registry;
 
 /// An executor that has restarted is told again within this time.

@@ -17,7 +17,7 @@ use prometheus_client::registry::Registry;
 use sluice_proto::pb::executor::NodeStatusResponse;
 
 use crate::reconcile::Event;
-use crate::reconcile::event::{PodReport, Standing};
+use crate::reconcile::report::{PodReport, Standing};
 use crate::zds::{Phase, ServerStatus};
 
 /// Seconds, from below one netlink call to the ADD's deadline.

@@ -11,7 +11,7 @@ use sluice_proto::sandbox::Failure;
 use tokio::sync::{Notify, mpsc};
 
 use crate::handoff::not_handed_over;
-use crate::reconcile::event::{PodReport, Standing};
+use crate::reconcile::report::{PodReport, Standing};
 
 /// Changes that may wait for one subscriber; whoever is slower is cut off and lists again.
 const BACKLOG: usize = 1024;

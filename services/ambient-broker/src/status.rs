@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sluice_proto::id::PodRef;
 
-use crate::reconcile::event::PodReport;
+use crate::reconcile::report::PodReport;
 
 /// Where a pod's enrolment is made known.
 pub trait StatusWriter: std::fmt::Debug + Send + Sync {

@@ -6,36 +6,34 @@
 //!
 //! Sends nothing but what [`crate::reconcile`] decides; reports what became of it as events.
 
+mod accept;
 mod connection;
 mod message;
 mod queue;
+mod status;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use sluice_proto::id::PodUid;
 use sluice_proto::paths::DEADLINES;
-use sluice_proto::transport::seqpacket::{SeqpacketConnection, SeqpacketListener};
+use sluice_proto::transport::seqpacket::SeqpacketListener;
 use sluice_proto::transport::uds::{BindError, PeerPolicy};
 use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
 
 pub use connection::Phase;
 pub use message::InvalidPacket;
+pub use status::{ConnectionStatus, ServerStatus};
 
 use crate::reconcile::Event;
-use crate::reconcile::event::{ConnectionId, Epoch, WorkloadInfo};
-
-/// More connections at a time than any node has ztunnels.
-const MAX_CONNECTIONS: usize = 64;
-/// A peer that is refused again and again is logged once in this time.
-const LOG_PAUSE: Duration = Duration::from_mins(1);
+use crate::reconcile::effect::WorkloadInfo;
+use crate::reconcile::event::{ConnectionId, Epoch};
 
 /// How the server behaves.
 #[derive(Debug, Clone)]
@@ -79,44 +77,6 @@ pub struct Workload {
     pub info: WorkloadInfo,
     /// Its netns.
     pub netns: Arc<OwnedFd>,
-}
-
-/// What is known of a connection, for people.
-#[derive(Debug, Clone)]
-pub struct ConnectionStatus {
-    /// Which.
-    pub id: ConnectionId,
-    /// How far it is.
-    pub phase: Phase,
-    /// Workloads it has acknowledged.
-    pub acked: usize,
-    /// Messages that wait to be sent or answered.
-    pub pending: usize,
-    /// How long the oldest of them waits.
-    pub oldest: Option<Duration>,
-    /// The peer's uid.
-    pub peer_uid: u32,
-    /// The peer's pid; 0 if it is not visible.
-    pub peer_pid: i32,
-    /// Unix time in milliseconds.
-    pub connected_unix_ms: u64,
-}
-
-/// Counters of the server's life.
-#[derive(Debug, Clone, Default)]
-pub struct ServerStatus {
-    /// Live connections, oldest first.
-    pub connections: Vec<ConnectionStatus>,
-    /// Connections ever accepted from a peer that may.
-    pub ever_connected: u64,
-    /// Peers refused by uid.
-    pub refused_peers: u64,
-    /// Connections closed for an unknown version, a surplus or undecodable answer, or an expired deadline.
-    pub protocol_errors: u64,
-    /// The last version other than ours that a peer spoke.
-    pub unknown_version: Option<i32>,
-    /// How long the socket has been there.
-    pub listening: Duration,
 }
 
 /// What a connection's task is told.
@@ -215,102 +175,6 @@ impl Zds {
         SeqpacketListener::bind(&options.socket, options.mode, options.group)
     }
 
-    /// Accepts until `stop` is cancelled; connections, each a task of its own, last until `end` is.
-    pub async fn serve(self, listener: SeqpacketListener, stop: CancellationToken, end: CancellationToken) {
-        loop {
-            let accepted = tokio::select! {
-                () = stop.cancelled() => return,
-                accepted = listener.accept() => accepted,
-            };
-            match accepted {
-                Ok(socket) => self.admit(socket, &end),
-                Err(error) => {
-                    // Out of descriptors: the listener stays ready, so without a pause this would spin.
-                    tracing::warn!(%error, "cannot accept a ztunnel connection");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
-            }
-        }
-    }
-
-    fn admit(&self, socket: SeqpacketConnection, end: &CancellationToken) {
-        let peer = socket.peer();
-        if let Err(refused) = self.shared.options.peers.check(peer) {
-            self.shared.refused_peers.fetch_add(1, Ordering::Relaxed);
-            if self.worth_logging(peer.uid, "refused") {
-                tracing::warn!(peer_uid = peer.uid, peer_pid = peer.pid, error = %refused, "ztunnel peer refused");
-            }
-            return;
-        }
-        if self.hub().members.len() >= MAX_CONNECTIONS {
-            self.shared.refused_peers.fetch_add(1, Ordering::Relaxed);
-            if self.worth_logging(peer.uid, "too many") {
-                tracing::warn!(
-                    peer_uid = peer.uid,
-                    limit = MAX_CONNECTIONS,
-                    "too many ztunnel connections"
-                );
-            }
-            return;
-        }
-        self.shared.ever_connected.fetch_add(1, Ordering::Relaxed);
-        let id = ConnectionId(self.shared.ids.fetch_add(1, Ordering::Relaxed));
-        let (commands, inbox) = mpsc::unbounded_channel();
-        let progress = Arc::new(Mutex::new(connection::Progress::default()));
-        self.hub().members.insert(
-            id,
-            Member {
-                commands,
-                greeted: false,
-                progress: progress.clone(),
-                peer_uid: peer.uid,
-                peer_pid: peer.pid,
-                connected_unix_ms: unix_ms(),
-            },
-        );
-        let server = self.clone();
-        let end = end.clone();
-        tokio::spawn(async move {
-            let mut connection = connection::Connection::new(id, socket, inbox, progress, &server);
-            let ended = tokio::select! {
-                ended = connection.run(&server) => Some(ended),
-                () = end.cancelled() => None,
-            };
-            // First out of the list, then the report: whoever hears of it finds it gone.
-            server.hub().members.remove(&id);
-            if let Some(Err(error)) = ended {
-                server.ended(id, peer.uid, &error);
-            }
-            drop(connection);
-            let _ = server.shared.events.send(Event::ZdsClosed(id));
-        });
-    }
-
-    fn ended(&self, id: ConnectionId, uid: u32, error: &connection::ConnectionError) {
-        if error.is_protocol() {
-            self.shared.protocol_errors.fetch_add(1, Ordering::Relaxed);
-        }
-        if let connection::ConnectionError::Version(version) = error {
-            self.hub().unknown_version = Some(*version);
-        }
-        let error = sluice_runtime::telemetry::chain(error);
-        if self.worth_logging(uid, "ended") {
-            tracing::warn!(
-                connection = id.0,
-                peer_uid = uid,
-                error,
-                "ztunnel connection closed"
-            );
-        } else {
-            tracing::debug!(
-                connection = id.0,
-                peer_uid = uid,
-                error,
-                "ztunnel connection closed"
-            );
-        }
-    }
-
     /// From now on snapshots may be ended.
     pub fn open(&self) {
         let mut hub = self.hub();
@@ -363,36 +227,6 @@ impl Zds {
         }
     }
 
-    /// How things stand.
-    pub fn status(&self) -> ServerStatus {
-        let hub = self.hub();
-        let connections = hub
-            .members
-            .iter()
-            .map(|(id, member)| {
-                let progress = lock(&member.progress);
-                ConnectionStatus {
-                    id: *id,
-                    phase: progress.phase,
-                    acked: progress.acked,
-                    pending: progress.pending,
-                    oldest: progress.oldest.map(|since| since.elapsed()),
-                    peer_uid: member.peer_uid,
-                    peer_pid: member.peer_pid,
-                    connected_unix_ms: member.connected_unix_ms,
-                }
-            })
-            .collect();
-        ServerStatus {
-            connections,
-            ever_connected: self.shared.ever_connected.load(Ordering::Relaxed),
-            refused_peers: self.shared.refused_peers.load(Ordering::Relaxed),
-            protocol_errors: self.shared.protocol_errors.load(Ordering::Relaxed),
-            unknown_version: hub.unknown_version,
-            listening: self.shared.started.elapsed(),
-        }
-    }
-
     /// How the server behaves.
     pub fn options(&self) -> &Options {
         &self.shared.options
@@ -410,20 +244,6 @@ impl Zds {
 
     fn report(&self, event: Event) {
         let _ = self.shared.events.send(event);
-    }
-
-    fn worth_logging(&self, uid: u32, what: &'static str) -> bool {
-        let mut hub = self.hub();
-        let now = Instant::now();
-        let last = hub.logged.get(&(uid, what)).copied();
-        if last.is_some_and(|at| now - at < LOG_PAUSE) {
-            return false;
-        }
-        if hub.logged.len() >= 1024 {
-            hub.logged.clear();
-        }
-        hub.logged.insert((uid, what), now);
-        true
     }
 
     fn hub(&self) -> MutexGuard<'_, Hub> {

@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 
 use super::pause::Pause;
 use super::wire::{Owner, WirePod};
-use crate::reconcile::event::{PodReport, Standing};
+use crate::reconcile::report::{PodReport, Standing};
 
 /// The value that the control plane takes for "accepts HBONE".
 pub(super) const ENABLED: &str = "enabled";

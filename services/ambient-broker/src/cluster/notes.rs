@@ -10,7 +10,7 @@ use super::book::Book;
 use super::daemon_set::Known;
 use super::events::{Note, Recorder};
 use super::wire::Owner;
-use crate::reconcile::event::PodReport;
+use crate::reconcile::report::PodReport;
 
 /// How often the book is looked through.
 const LOOK: Duration = Duration::from_secs(1);

@@ -7,7 +7,7 @@ use sluice_proto::code::ErrorCode;
 use sluice_proto::sandbox::Failure;
 
 use super::COMPONENT;
-use super::event::{Effect, Verdict};
+use super::effect::{Effect, Verdict};
 use super::pod::{Answer, Completing, Descriptor, Pod};
 use super::world::World;
 
@@ -96,7 +96,12 @@ impl World {
             return;
         }
         let until = self.now + self.settings.unwind;
-        self.log(pod, super::event::Level::Warn, "pod refused", failure.to_string());
+        self.log(
+            pod,
+            super::effect::Level::Warn,
+            "pod refused",
+            failure.to_string(),
+        );
         pod.problem = Some((reason(&failure), failure.clone()));
         pod.backoff.hurry();
         if let Some(add) = pod.pending_add() {

@@ -7,7 +7,8 @@ use std::time::Duration;
 use sluice_proto::ambient::{AmbientOptions, Desired};
 use sluice_proto::sandbox::Failure;
 
-use super::event::{ConnectionId, Effect, Epoch};
+use super::effect::Effect;
+use super::event::{ConnectionId, Epoch};
 use super::pod::{Answer, Current, Descriptor, Drain, Offer, Pod};
 use super::world::World;
 
@@ -331,7 +332,7 @@ impl World {
         pod.backoff.failed(self.now, first, longest, &mut self.jitter);
         self.log(
             pod,
-            super::event::Level::Warn,
+            super::effect::Level::Warn,
             "pod could not be enrolled",
             format!("{failure}; attempt {}", pod.backoff.attempts()),
         );

@@ -1,9 +1,9 @@
-//! What the state machine is told, and what it wants done.
+//! What the state machine is told.
 
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sluice_proto::ambient::Desired;
 use sluice_proto::id::{Attachment, PodRef, PodUid};
@@ -83,7 +83,7 @@ pub enum Event {
     NamespaceDeleted(Arc<source::Namespace>),
     /// Whether namespaces that nobody told of may exist all the same.
     Undetermined(bool),
-    /// The answer to [`Effect::Lookup`].
+    /// The answer to [`Effect::Lookup`](super::Effect::Lookup).
     LookedUp {
         /// The pod that was asked for.
         pod: PodRef,
@@ -111,7 +111,7 @@ pub enum Event {
         pod: PodUid,
     },
 
-    /// Answer to [`Effect::Program`].
+    /// Answer to [`Effect::Program`](super::Effect::Program).
     Programmed {
         /// Which sandbox.
         id: SandboxId,
@@ -122,7 +122,7 @@ pub enum Event {
         /// Fingerprint of the rules, or how it went wrong.
         result: Result<String, Refused>,
     },
-    /// Answer to [`Effect::FetchDescriptor`].
+    /// Answer to [`Effect::FetchDescriptor`](super::Effect::FetchDescriptor).
     Fetched {
         /// Which sandbox.
         id: SandboxId,
@@ -131,7 +131,7 @@ pub enum Event {
         /// How it went.
         result: Result<(), Failure>,
     },
-    /// Answer to [`Effect::OfferDescriptor`].
+    /// Answer to [`Effect::OfferDescriptor`](super::Effect::OfferDescriptor).
     DescriptorOffered {
         /// Which sandbox.
         id: SandboxId,
@@ -140,7 +140,7 @@ pub enum Event {
         /// How it went.
         result: Result<(), Failure>,
     },
-    /// Answer to [`Effect::Inspect`].
+    /// Answer to [`Effect::Inspect`](super::Effect::Inspect).
     Inspected {
         /// Which sandbox.
         id: SandboxId,
@@ -149,7 +149,7 @@ pub enum Event {
         /// Connections that still lead through the proxy.
         result: Result<u32, Failure>,
     },
-    /// Answer to [`Effect::Complete`].
+    /// Answer to [`Effect::Complete`](super::Effect::Complete).
     Completed {
         /// Which sandbox.
         id: SandboxId,
@@ -158,14 +158,14 @@ pub enum Event {
         /// How it went.
         result: Result<(), Refused>,
     },
-    /// Answer to [`Effect::Adopt`].
+    /// Answer to [`Effect::Adopt`](super::Effect::Adopt).
     Adopted {
         /// Whose sandbox.
         pod: PodUid,
         /// The sandbox found.
         result: Result<Box<Sandbox>, Failure>,
     },
-    /// Answer to [`Effect::LetGo`].
+    /// Answer to [`Effect::LetGo`](super::Effect::LetGo).
     LetGo {
         /// Which sandbox.
         id: SandboxId,
@@ -174,7 +174,7 @@ pub enum Event {
         /// Whether it is gone, or who still has its namespace.
         result: Result<(), String>,
     },
-    /// Answer to [`Effect::SyncProbes`].
+    /// Answer to [`Effect::SyncProbes`](super::Effect::SyncProbes).
     ProbesSynced(Result<(), Failure>),
 
     /// A ztunnel has said hello.
@@ -243,232 +243,4 @@ pub enum Event {
 
     /// Time has passed.
     Tick,
-}
-
-/// How a pending ADD ends.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
-    /// Not in the mesh.
-    Pass,
-    /// In the mesh, everything in place.
-    Ambient,
-    /// It must not start now.
-    Refuse(Failure),
-}
-
-/// What ztunnel is told of a workload.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WorkloadInfo {
-    /// The pod's name.
-    pub name: String,
-    /// Its namespace.
-    pub namespace: String,
-    /// `spec.serviceAccountName`.
-    pub service_account: String,
-}
-
-/// One address of the host's probe set with its owner.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ProbeEntry {
-    /// The pod's address.
-    pub address: IpAddr,
-    /// The pod.
-    pub owner: PodUid,
-}
-
-/// How loud a message to people is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Level {
-    /// A pod changed state.
-    Info,
-    /// Degraded, will be tried again.
-    Warn,
-}
-
-/// Something to do.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Effect {
-    /// Ask the source for one pod as it is this moment.
-    Lookup(PodRef),
-    /// Make a sandbox's namespace match `desired`.
-    Program {
-        /// Which sandbox.
-        id: SandboxId,
-        /// Whose.
-        pod: PodUid,
-        /// How it should be.
-        desired: Desired,
-    },
-    /// Get a descriptor of a sandbox's netns from the executor and hold it under `id`.
-    FetchDescriptor {
-        /// Which sandbox.
-        id: SandboxId,
-        /// Whose.
-        pod: PodUid,
-        /// What the descriptor must be.
-        netns: NetnsIdentity,
-    },
-    /// Give the executor the descriptor held under `held`.
-    OfferDescriptor {
-        /// Which sandbox.
-        id: SandboxId,
-        /// Whose.
-        pod: PodUid,
-        /// Under which key the descriptor is held.
-        held: SandboxId,
-    },
-    /// Close the descriptor held under this key.
-    DropDescriptor(SandboxId),
-    /// Count the connections that still lead through the proxy.
-    Inspect {
-        /// Which sandbox.
-        id: SandboxId,
-        /// Whose.
-        pod: PodUid,
-    },
-    /// Tell the executor ahead of time what is decided about pods without a sandbox.
-    Foresee {
-        /// Number of this call.
-        call: u64,
-        /// How they should be; [`Desired::None`]: they pass.
-        decided: Vec<(PodUid, Desired)>,
-        /// Which have to be asked about (again).
-        ask: Vec<PodUid>,
-    },
-    /// End a pending ADD.
-    Complete {
-        /// Which sandbox.
-        id: SandboxId,
-        /// Whose.
-        pod: PodUid,
-        /// How.
-        verdict: Verdict,
-    },
-    /// Find the netns of a running pod.
-    Adopt {
-        /// The pod.
-        pod: PodRef,
-        /// Its addresses.
-        addresses: Vec<IpAddr>,
-    },
-    /// Tell the executor that the pod of a sandbox no longer exists.
-    LetGo {
-        /// Which sandbox.
-        id: SandboxId,
-        /// Whose.
-        pod: PodUid,
-    },
-    /// Change the host's probe set.
-    SyncProbes {
-        /// What must be in it.
-        add: Vec<ProbeEntry>,
-        /// What must not, if it still belongs to that owner.
-        remove: Vec<ProbeEntry>,
-        /// Remove whatever is not in `add`.
-        prune: bool,
-    },
-    /// Put a workload into the snapshot of connections to come, into the snapshots being sent, and send it to `to`.
-    ZdsOffer {
-        /// The workload.
-        pod: PodUid,
-        /// Which attempt.
-        epoch: Epoch,
-        /// Under which key its descriptor is held.
-        held: SandboxId,
-        /// What ztunnel is told.
-        info: WorkloadInfo,
-        /// A ready connection.
-        to: Option<ConnectionId>,
-    },
-    /// Take a workload out of the snapshot and tell every connection.
-    ZdsWithdraw {
-        /// The workload.
-        pod: PodUid,
-        /// Which attempt.
-        epoch: Epoch,
-    },
-    /// From now on snapshots are complete and may be ended.
-    ZdsOpen,
-    /// Tell the control plane whether the pod takes HBONE.
-    WriteStatus {
-        /// The pod.
-        pod: PodRef,
-        /// Whether it does.
-        enrolled: bool,
-    },
-    /// A pod's report changed; `None`: the pod is gone.
-    Publish {
-        /// The pod.
-        pod: PodRef,
-        /// How it is now.
-        report: Option<Arc<PodReport>>,
-    },
-    /// A step of an ADD took so long.
-    Timed {
-        /// Which step.
-        stage: &'static str,
-        /// How long.
-        elapsed: Duration,
-    },
-    /// Something for people.
-    Log {
-        /// How loud.
-        level: Level,
-        /// About whom.
-        pod: PodRef,
-        /// What happened.
-        message: &'static str,
-        /// Details.
-        details: String,
-    },
-}
-
-/// Where a pod stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Standing {
-    /// Not selected.
-    Out,
-    /// Selected, on its way or waiting.
-    Pending,
-    /// Rules are right and a live connection has acknowledged the netns.
-    Enrolled,
-    /// Selected, but something is wrong.
-    Broken,
-    /// Leaving.
-    Draining,
-}
-
-/// What node-local tools are told of a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodReport {
-    /// The pod.
-    pub pod: PodRef,
-    /// Where it stands.
-    pub standing: Standing,
-    /// Why it is in or out.
-    pub verdict: String,
-    /// For pending and broken: a stable reason.
-    pub reason: &'static str,
-    /// What failed last.
-    pub last_error: Option<Failure>,
-    /// Its netns.
-    pub netns: Option<NetnsIdentity>,
-    /// Its addresses.
-    pub addresses: Vec<IpAddr>,
-    /// How long each step took.
-    pub timings: Vec<(&'static str, Duration)>,
-    /// Who acknowledged it and when (Unix time in milliseconds).
-    pub acked: Option<(ConnectionId, u64)>,
-    /// Failed attempts in a row.
-    pub retries: u32,
-    /// Short fingerprint of the rules in the netns; empty: none, or not programmed in this life of the broker.
-    pub rules_version: String,
-}
-
-/// A point in time the machine wants a [`Event::Tick`] at.
-pub(super) fn earliest(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (one, other) => one.or(other),
-    }
 }

@@ -9,7 +9,7 @@ use sluice_proto::id::PodUid;
 use sluice_proto::sandbox::Failure;
 
 use super::backoff::Backoff;
-use super::event::Effect;
+use super::effect::Effect;
 use super::pod::{Offer, Pod};
 use super::world::World;
 

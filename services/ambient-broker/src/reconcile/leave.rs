@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sluice_proto::ambient::Desired;
 
-use super::event::Effect;
+use super::effect::Effect;
 use super::pod::{Drain, Pod};
 use super::world::World;
 
@@ -47,7 +47,7 @@ impl World {
         current.letting_go = false;
         current.let_go.failed(now, LET_GO, LET_GO, &mut self.jitter);
         if let Err(cause) = result {
-            self.log(pod, super::event::Level::Info, "sandbox outlives its pod", cause);
+            self.log(pod, super::effect::Level::Info, "sandbox outlives its pod", cause);
         }
     }
 

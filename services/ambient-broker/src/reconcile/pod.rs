@@ -11,7 +11,10 @@ use sluice_proto::id::PodRef;
 use sluice_proto::sandbox::Failure;
 
 use super::backoff::Backoff;
-use super::event::{ConnectionId, Epoch, PodReport, Sandbox, SandboxId, WorkloadInfo, earliest};
+use super::earliest;
+use super::effect::WorkloadInfo;
+use super::event::{ConnectionId, Epoch, Sandbox, SandboxId};
+use super::report::PodReport;
 use crate::source;
 
 /// The selection's answer for a pod.

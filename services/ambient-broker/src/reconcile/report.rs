@@ -1,13 +1,59 @@
 //! Where a pod stands, and what people and the control plane are told.
 
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sluice_proto::ambient::Desired;
-use sluice_proto::id::Namespace;
+use sluice_proto::id::{Namespace, PodRef};
+use sluice_proto::sandbox::{Failure, NetnsIdentity};
 
-use super::event::{Effect, Level, PodReport, Standing};
+use super::effect::{Effect, Level};
+use super::event::ConnectionId;
 use super::pod::{Answer, Offer, Pod};
 use super::world::World;
+
+/// Where a pod stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Standing {
+    /// Not selected.
+    Out,
+    /// Selected, on its way or waiting.
+    Pending,
+    /// Rules are right and a live connection has acknowledged the netns.
+    Enrolled,
+    /// Selected, but something is wrong.
+    Broken,
+    /// Leaving.
+    Draining,
+}
+
+/// What node-local tools are told of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodReport {
+    /// The pod.
+    pub pod: PodRef,
+    /// Where it stands.
+    pub standing: Standing,
+    /// Why it is in or out.
+    pub verdict: String,
+    /// For pending and broken: a stable reason.
+    pub reason: &'static str,
+    /// What failed last.
+    pub last_error: Option<Failure>,
+    /// Its netns.
+    pub netns: Option<NetnsIdentity>,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// How long each step took.
+    pub timings: Vec<(&'static str, Duration)>,
+    /// Who acknowledged it and when (Unix time in milliseconds).
+    pub acked: Option<(ConnectionId, u64)>,
+    /// Failed attempts in a row.
+    pub retries: u32,
+    /// Short fingerprint of the rules in the netns; empty: none, or not programmed in this life of the broker.
+    pub rules_version: String,
+}
 
 impl World {
     /// Compares the pod with what was told of it last and tells what is new.

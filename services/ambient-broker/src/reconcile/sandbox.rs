@@ -1,16 +1,15 @@
-//! What the executor tells: sandboxes that come, change and go, and answers to our calls.
+//! What the executor tells: sandboxes that come, change and go. Answers to our calls are in `answer.rs`.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 
-use sluice_proto::ambient::Desired;
 use sluice_proto::code::ErrorCode;
 use sluice_proto::id::PodUid;
 use sluice_proto::sandbox::Failure;
 
-use super::add::reason;
-use super::event::{Effect, Event, Refused, Sandbox, SandboxId, Verdict};
-use super::pod::{Add, Completing, Current, Descriptor, Pod, version};
-use super::world::{Link, Prune, World};
+use super::effect::{Effect, Verdict};
+use super::event::{Event, Sandbox, SandboxId};
+use super::pod::{Add, Current, Descriptor, Pod};
+use super::world::{Link, World};
 use super::{COMPONENT, State};
 use crate::reconcile::backoff::Backoff;
 
@@ -45,18 +44,9 @@ impl State {
                 result,
             } => self.of(&id, &pod, |world, pod| world.programmed(pod, desired, result)),
             Event::Fetched { id, pod, result } => self.fetched(&id, &pod, result),
-            Event::DescriptorOffered { id, pod, result } => self.of(&id, &pod, |world, pod| {
-                let now = world.now;
-                let (first, longest) = world.settings.retry;
-                let Some(current) = pod.current.as_mut() else {
-                    return;
-                };
-                current.offering = false;
-                match result {
-                    Ok(()) => current.sandbox.reachable = true,
-                    Err(_) => current.fetch.failed(now, first, longest, &mut world.jitter),
-                }
-            }),
+            Event::DescriptorOffered { id, pod, result } => {
+                self.of(&id, &pod, |world, pod| world.offered(pod, &result));
+            }
             Event::Inspected { id, pod, result } => {
                 self.of(&id, &pod, |world, pod| world.inspected(pod, result.ok()));
             }
@@ -68,7 +58,7 @@ impl State {
     }
 
     /// A fact about one generation: means nothing if the pod has another sandbox by now.
-    fn of(&mut self, id: &SandboxId, uid: &PodUid, change: impl FnOnce(&mut World, &mut Pod)) {
+    pub(super) fn of(&mut self, id: &SandboxId, uid: &PodUid, change: impl FnOnce(&mut World, &mut Pod)) {
         self.with(uid, |world, pod| {
             if pod.current.as_ref().is_some_and(|current| current.id() == id) {
                 change(world, pod);
@@ -118,76 +108,6 @@ impl State {
             }
             pod.backoff.reset();
         });
-    }
-
-    fn fetched(&mut self, id: &SandboxId, uid: &PodUid, result: Result<(), Failure>) {
-        let expected = |pod: &Pod| {
-            let current = pod.usable()?;
-            (current.id() == id && current.descriptor == Descriptor::Fetching).then_some(())
-        };
-        if self.pods.get(uid).and_then(expected).is_none() {
-            // Nobody waits for it any more: it would keep a dead netns alive.
-            if result.is_ok() {
-                self.world.emit(Effect::DropDescriptor(id.clone()));
-            }
-            return;
-        }
-        self.of(id, uid, |world, pod| world.descriptor(pod, result));
-    }
-
-    fn adopted(&mut self, uid: &PodUid, result: Result<Box<Sandbox>, Failure>) {
-        let (first, longest) = self.world.settings.adopt_retry;
-        self.with(uid, |world, pod| {
-            pod.adopting = false;
-            match result {
-                Ok(sandbox) => world.take_adopted(pod, *sandbox),
-                Err(failure) if pod.usable().is_none() => {
-                    world.failed_for(pod, "netns-not-found", failure, first, longest);
-                }
-                Err(_) => {}
-            }
-        });
-    }
-
-    fn probes_synced(&mut self, result: Result<(), Failure>) {
-        let Some(batch) = self.world.probes.in_flight.take() else {
-            return;
-        };
-        let owners: BTreeSet<_> = batch.0.iter().map(|entry| entry.owner.clone()).collect();
-        let pruned = batch.2;
-        let failure = match result {
-            Ok(()) => {
-                self.world.probes.backoff.reset();
-                if pruned {
-                    self.world.prune = Prune::default();
-                }
-                None
-            }
-            Err(failure) => {
-                if pruned {
-                    self.world.prune_later();
-                }
-                let (first, longest) = self.world.settings.retry;
-                let World {
-                    probes, jitter, now, ..
-                } = &mut self.world;
-                probes.put_back(batch);
-                probes.backoff.failed(*now, first, longest, jitter);
-                Some(failure)
-            }
-        };
-        for owner in owners {
-            self.with(&owner, |_, pod| match &failure {
-                None => pod.probes_confirmed = !pod.probes.is_empty(),
-                // What is in the set already was not the reason.
-                Some(_) if pod.probes_confirmed => {}
-                Some(failure) => pod.problem = Some(("probe-set", failure.clone())),
-            });
-        }
-        // An ADD may have waited for a list that prunes.
-        if pruned {
-            self.advance_all();
-        }
     }
 }
 
@@ -242,7 +162,7 @@ impl World {
     }
 
     /// What was found by looking for it is the pod's netns now, whatever we had.
-    fn take_adopted(&mut self, pod: &mut Pod, sandbox: Sandbox) {
+    pub(super) fn take_adopted(&mut self, pod: &mut Pod, sandbox: Sandbox) {
         match pod.current.as_ref() {
             Some(current) if current.add.is_some() => {}
             Some(current) if current.sandbox.id.attachment != sandbox.id.attachment => {
@@ -335,44 +255,8 @@ impl World {
         pod.current = None;
     }
 
-    fn programmed(&mut self, pod: &mut Pod, desired: Desired, result: Result<String, Refused>) {
-        let now = self.now;
-        let Some(current) = pod.current.as_mut() else {
-            return;
-        };
-        let Some((asked, since)) = current.programming.take() else {
-            return;
-        };
-        if asked != desired {
-            current.programming = Some((asked, since));
-            return;
-        }
-        match result {
-            Ok(fingerprint) => {
-                current.rules = desired;
-                current.rules_version = version(&fingerprint);
-                current.drain.inspect_at = None;
-                pod.timed("rules", now - since);
-                self.emit(Effect::Timed {
-                    stage: "rules",
-                    elapsed: now - since,
-                });
-            }
-            Err(Refused::TooLate) => self.too_late(pod),
-            Err(Refused::Failed(failure)) => match pod.pending_add() {
-                Some(add) if add.refusing.is_none() => self.refuse(pod, failure),
-                _ => self.failed(pod, reason(&failure), failure),
-            },
-            // An ADD goes on within its deadline. It may have been done: what the executor told last counts.
-            Err(Refused::Lost(failure)) => {
-                current.rules = current.sandbox.programmed.clone();
-                self.failed(pod, reason(&failure), failure);
-            }
-        }
-    }
-
     /// The executor has ended this generation.
-    fn too_late(&mut self, pod: &mut Pod) {
+    pub(super) fn too_late(&mut self, pod: &mut Pod) {
         if let Some(current) = pod.current.as_mut() {
             current.add = None;
         }
@@ -380,7 +264,7 @@ impl World {
     }
 
     /// The sandbox must not be used any more, though it may still be listed.
-    fn abandon(&mut self, pod: &mut Pod) {
+    pub(super) fn abandon(&mut self, pod: &mut Pod) {
         let Some(current) = pod.current.as_mut() else {
             return;
         };
@@ -392,85 +276,5 @@ impl World {
         }
         self.withdraw(pod);
         self.drop_probes(pod);
-    }
-
-    fn descriptor(&mut self, pod: &mut Pod, result: Result<(), Failure>) {
-        let now = self.now;
-        let (first, longest) = self.settings.retry;
-        let wanted = pod.wanted().is_some();
-        let Some(current) = pod.current.as_mut() else {
-            return;
-        };
-        match result {
-            Ok(()) => {
-                current.descriptor = Descriptor::Held(current.id().clone());
-                current.fetch.reset();
-            }
-            Err(failure) => {
-                current.descriptor = Descriptor::Missing;
-                current.fetch.failed(now, first, longest, &mut self.jitter);
-                match current.add.as_mut() {
-                    Some(add)
-                        if add.refusing.is_none() && wanted && failure.code == ErrorCode::SandboxGone =>
-                    {
-                        self.refuse(pod, failure);
-                    }
-                    // Tried again within the ADD's deadline.
-                    Some(add) => add.fetch_error = Some(failure),
-                    None if wanted => pod.problem = Some((reason(&failure), failure)),
-                    _ => {}
-                }
-            }
-        }
-    }
-
-    fn completed(&mut self, pod: &mut Pod, result: Result<(), Refused>) {
-        let now = self.now;
-        let Some(current) = pod.current.as_mut() else {
-            return;
-        };
-        let Some(add) = current.add.as_mut() else { return };
-        let Some(completing) = add.completing else { return };
-        let since = add.since;
-        match (completing, result) {
-            (Completing::Refusal, _) => {
-                current.add = None;
-                self.abandon(pod);
-            }
-            (Completing::Ambient, Ok(())) => {
-                current.add = None;
-                current.established = true;
-                pod.probes = pod.addresses();
-                pod.probes_confirmed = true;
-                pod.problem = None;
-                pod.backoff.reset();
-                self.total(pod, now - since);
-            }
-            (Completing::Pass, Ok(())) => {
-                current.add = None;
-                self.total(pod, now - since);
-            }
-            (_, Err(Refused::TooLate)) => self.too_late(pod),
-            (_, Err(Refused::Failed(failure))) => {
-                self.log(pod, super::event::Level::Warn, "pod refused", failure.to_string());
-                pod.problem = Some((reason(&failure), failure));
-                pod.probes = pod.addresses();
-                self.too_late(pod);
-            }
-            // The runtime may have been answered or not; if not, the ADD is announced again. If it was, the pod
-            // serves in the mesh, and its rules must not go.
-            (_, Err(Refused::Lost(_))) => {
-                current.add = None;
-                current.established |= completing == Completing::Ambient;
-            }
-        }
-    }
-
-    fn total(&mut self, pod: &mut Pod, elapsed: std::time::Duration) {
-        pod.timed("total", elapsed);
-        self.emit(Effect::Timed {
-            stage: "total",
-            elapsed,
-        });
     }
 }

@@ -2,9 +2,11 @@
 
 mod adds;
 mod foresight;
+mod leaving;
 mod lost;
 mod peers;
 mod running;
+mod sandboxes;
 mod status;
 mod undetermined;
 
@@ -18,9 +20,9 @@ use sluice_proto::id::{Attachment, ContainerId, InterfaceName, NetworkName, PodR
 use sluice_proto::sandbox::{Failure, NetnsIdentity};
 use sluice_selection::{Labels, Phase, SelectionConfig};
 
-use super::event::{
-    ConnectionId, Effect, Epoch, Event, Level, PodReport, Refused, Sandbox, SandboxId, Standing, Verdict,
-};
+use super::effect::{Effect, Level, Verdict};
+use super::event::{ConnectionId, Epoch, Event, Refused, Sandbox, SandboxId};
+use super::report::{PodReport, Standing};
 use super::{Settings, State};
 use crate::source;
 
@@ -99,11 +101,27 @@ impl Bench {
             labels: Labels::new(),
         })));
         bench.tell(Event::SourceSynced);
-        bench.tell(Event::ExecutorConnected);
-        bench.tell(Event::SandboxesListed);
+        bench.list(&[]);
         bench.tell(Event::ProbesSynced(Ok(())));
         bench.take();
         bench
+    }
+
+    /// As [`Self::new`], with a proxy, and pod 1 selected; it has no sandbox yet.
+    fn selected() -> Self {
+        let mut bench = Self::new();
+        bench.proxy(C1, &[]);
+        bench.apply(pod(1, true));
+        bench
+    }
+
+    /// As [`Self::selected`]; pod 1 runs, not enrolled yet, and its netns is at hand.
+    fn running() -> (Self, Sandbox) {
+        let mut bench = Self::selected();
+        let sandbox = sandbox(1, 1, false);
+        bench.changed(&sandbox);
+        bench.fetched(&sandbox);
+        (bench, sandbox)
     }
 
     fn cold() -> Self {
@@ -148,6 +166,31 @@ impl Bench {
         self.tell(Event::PodApplied(Arc::new(pod)));
     }
 
+    /// An ADD of `sandbox` waits.
+    fn pending(&mut self, sandbox: &Sandbox) {
+        self.tell(Event::SandboxPending(Box::new(sandbox.clone())));
+    }
+
+    fn changed(&mut self, sandbox: &Sandbox) {
+        self.tell(Event::SandboxChanged(Box::new(sandbox.clone())));
+    }
+
+    fn gone(&mut self, sandbox: &Sandbox) {
+        self.tell(Event::SandboxGone {
+            id: sandbox.id.clone(),
+            pod: sandbox.pod.uid.clone(),
+        });
+    }
+
+    /// An executor comes and lists these.
+    fn list(&mut self, sandboxes: &[Sandbox]) {
+        self.tell(Event::ExecutorConnected);
+        for sandbox in sandboxes {
+            self.tell(Event::SandboxPresent(Box::new(sandbox.clone())));
+        }
+        self.tell(Event::SandboxesListed);
+    }
+
     fn proxy(&mut self, connection: ConnectionId, acked: &[(u32, Epoch)]) {
         self.tell(Event::ZdsConnected(connection));
         self.tell(Event::ZdsReady {
@@ -171,6 +214,56 @@ impl Bench {
             id: sandbox.id.clone(),
             pod: sandbox.pod.uid.clone(),
             result: Ok(()),
+        });
+    }
+
+    /// The rules of the mesh could not be made.
+    fn not_programmed(&mut self, sandbox: &Sandbox, refused: Refused) {
+        self.tell(Event::Programmed {
+            id: sandbox.id.clone(),
+            pod: sandbox.pod.uid.clone(),
+            desired: ambient(),
+            result: Err(refused),
+        });
+    }
+
+    fn not_fetched(&mut self, sandbox: &Sandbox, code: ErrorCode) {
+        self.tell(Event::Fetched {
+            id: sandbox.id.clone(),
+            pod: sandbox.pod.uid.clone(),
+            result: Err(failure(code)),
+        });
+    }
+
+    fn inspected(&mut self, sandbox: &Sandbox, redirected: u32) {
+        self.tell(Event::Inspected {
+            id: sandbox.id.clone(),
+            pod: sandbox.pod.uid.clone(),
+            result: Ok(redirected),
+        });
+    }
+
+    /// The answer about the netns of pod 1.
+    fn adopted(&mut self, result: Result<Sandbox, Failure>) {
+        self.tell(Event::Adopted {
+            pod: uid(1),
+            result: result.map(Box::new),
+        });
+    }
+
+    fn looked_up(&mut self, sandbox: &Sandbox, found: Result<source::Lookup, String>) {
+        self.tell(Event::LookedUp {
+            pod: sandbox.pod.clone(),
+            found,
+        });
+    }
+
+    fn nacked(&mut self, n: u32, connection: ConnectionId, epoch: Epoch, error: &str) {
+        self.tell(Event::ZdsNacked {
+            connection,
+            pod: uid(n),
+            epoch,
+            error: error.into(),
         });
     }
 
@@ -202,7 +295,7 @@ impl Bench {
 
     /// An ADD of pod 1 up to where ztunnel has been asked.
     fn add_until_offered(&mut self, sandbox: &Sandbox) -> Epoch {
-        self.tell(Event::SandboxPending(Box::new(sandbox.clone())));
+        self.pending(sandbox);
         self.programmed(sandbox, ambient());
         self.fetched(sandbox);
         offered(&self.take())
@@ -210,9 +303,7 @@ impl Bench {
 
     /// Pod 1 in the mesh, on connection C1.
     fn enrolled() -> (Self, Sandbox, Epoch) {
-        let mut bench = Self::new();
-        bench.proxy(C1, &[]);
-        bench.apply(pod(1, true));
+        let mut bench = Self::selected();
         let sandbox = sandbox(1, 1, true);
         let epoch = bench.add_until_offered(&sandbox);
         bench.acked(1, C1, epoch);

@@ -7,7 +7,8 @@ use sluice_proto::id::PodUid;
 use sluice_proto::sandbox::Failure;
 
 use super::State;
-use super::event::{ConnectionId, Effect, Epoch, Event};
+use super::effect::Effect;
+use super::event::{ConnectionId, Epoch, Event};
 use super::pod::{Answer, Offer, Pod};
 use super::world::World;
 

@@ -10,7 +10,8 @@ use sluice_proto::paths::DEADLINES;
 use sluice_selection::{Overrides, Reason, SelectionConfig};
 
 use super::backoff::{Backoff, Jitter};
-use super::event::{ConnectionId, Effect, Epoch, Level, ProbeEntry, SandboxId};
+use super::effect::{Effect, Level, ProbeEntry};
+use super::event::{ConnectionId, Epoch, SandboxId};
 use super::foresight::Foresight;
 use super::pod::{Decision, Pod};
 use crate::source;

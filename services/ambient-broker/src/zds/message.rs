@@ -8,7 +8,7 @@ use sluice_proto::pb::zds::{
     WorkloadResponse, ZdsHello, workload_response,
 };
 
-use crate::reconcile::event::WorkloadInfo;
+use crate::reconcile::effect::WorkloadInfo;
 
 /// A packet that is not what the protocol says.
 #[derive(Debug, thiserror::Error)]

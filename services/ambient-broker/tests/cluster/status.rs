@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::api::{Api, Fault};
 use super::*;
-use sluice_ambient_broker::reconcile::event::{PodReport, Standing};
+use sluice_ambient_broker::reconcile::report::{PodReport, Standing};
 use sluice_ambient_broker::status::StatusWriter;
 use sluice_proto::code::ErrorCode;
 use sluice_proto::id::PodRef;

@@ -1,15 +1,13 @@
-//! Pending ADDs, and sandboxes that come and go.
+//! Pending ADDs.
 
 use super::*;
 
 #[test]
 fn a_mesh_pod_gets_rules_while_ztunnel_is_told_and_then_the_verdict() {
-    let mut bench = Bench::new();
-    bench.proxy(C1, &[]);
-    bench.apply(pod(1, true));
+    let mut bench = Bench::selected();
     let sandbox = sandbox(1, 1, true);
     bench.take();
-    bench.tell(Event::SandboxPending(Box::new(sandbox.clone())));
+    bench.pending(&sandbox);
     let effects = bench.take();
     assert!(matches!(
         effects.as_slice(),
@@ -38,20 +36,13 @@ fn a_mesh_pod_gets_rules_while_ztunnel_is_told_and_then_the_verdict() {
 
 #[test]
 fn a_pod_whose_rules_fail_is_taken_back_from_ztunnel_before_the_runtime_hears() {
-    let mut bench = Bench::new();
-    bench.proxy(C1, &[]);
-    bench.apply(pod(1, true));
+    let mut bench = Bench::selected();
     let sandbox = sandbox(1, 1, true);
-    bench.tell(Event::SandboxPending(Box::new(sandbox.clone())));
+    bench.pending(&sandbox);
     bench.fetched(&sandbox);
     let epoch = offered(&bench.take());
     bench.acked(1, C1, epoch);
-    bench.tell(Event::Programmed {
-        id: sandbox.id.clone(),
-        pod: sandbox.pod.uid.clone(),
-        desired: ambient(),
-        result: Err(Refused::Failed(failure(ErrorCode::Rules))),
-    });
+    bench.not_programmed(&sandbox, Refused::Failed(failure(ErrorCode::Rules)));
     let effects = bench.take();
     assert!(
         effects
@@ -68,7 +59,7 @@ fn a_pod_whose_rules_fail_is_taken_back_from_ztunnel_before_the_runtime_hears() 
 fn a_pod_that_is_not_in_the_mesh_passes_with_this_one_call() {
     let mut bench = Bench::new();
     bench.apply(pod(1, false));
-    bench.tell(Event::SandboxPending(Box::new(sandbox(1, 1, true))));
+    bench.pending(&sandbox(1, 1, true));
     let effects = bench.take();
     assert!(
         matches!(
@@ -92,11 +83,11 @@ fn host_network_and_ended_pods_are_never_enrolled() {
     let mut host = pod(1, true);
     host.host_network = true;
     bench.apply(host);
-    bench.tell(Event::SandboxChanged(Box::new(sandbox(1, 1, false))));
+    bench.changed(&sandbox(1, 1, false));
     let mut ended = pod(2, true);
     ended.phase = Phase::Succeeded;
     bench.apply(ended);
-    bench.tell(Event::SandboxChanged(Box::new(sandbox(2, 1, false))));
+    bench.changed(&sandbox(2, 1, false));
     let effects = bench.take();
     assert!(programs(&effects).is_empty(), "{effects:?}");
 }
@@ -105,16 +96,13 @@ fn host_network_and_ended_pods_are_never_enrolled() {
 fn an_add_of_an_unknown_pod_asks_the_source_and_is_refused_in_the_end() {
     let mut bench = Bench::new();
     let sandbox = sandbox(1, 1, true);
-    bench.tell(Event::SandboxPending(Box::new(sandbox.clone())));
+    bench.pending(&sandbox);
     let mut asked = 0;
     for _ in 0..100 {
         let effects = bench.take();
         if effects.iter().any(|effect| matches!(effect, Effect::Lookup(_))) {
             asked += 1;
-            bench.tell(Event::LookedUp {
-                pod: sandbox.pod.clone(),
-                found: Ok(source::Lookup::default()),
-            });
+            bench.looked_up(&sandbox, Ok(source::Lookup::default()));
         }
         if !verdicts(&effects).is_empty() {
             assert_eq!(refusal(&effects).code, ErrorCode::PodUnknown);
@@ -129,7 +117,7 @@ fn an_add_of_an_unknown_pod_asks_the_source_and_is_refused_in_the_end() {
 #[test]
 fn an_add_goes_on_as_soon_as_the_source_tells_of_the_pod() {
     let mut bench = Bench::new();
-    bench.tell(Event::SandboxPending(Box::new(sandbox(1, 1, true))));
+    bench.pending(&sandbox(1, 1, true));
     assert!(bench.take().iter().any(|e| matches!(e, Effect::Lookup(_))));
     bench.apply(pod(1, false));
     assert_eq!(verdicts(&bench.take()), [Verdict::Pass]);
@@ -139,26 +127,23 @@ fn an_add_goes_on_as_soon_as_the_source_tells_of_the_pod() {
 fn a_lookup_that_finds_another_uid_does_not_count() {
     let mut bench = Bench::new();
     let sandbox = sandbox(1, 1, true);
-    bench.tell(Event::SandboxPending(Box::new(sandbox.clone())));
+    bench.pending(&sandbox);
     let mut older = pod(1, false);
     older.id.uid = uid(99);
-    bench.tell(Event::LookedUp {
-        pod: sandbox.pod.clone(),
-        found: Ok(source::Lookup {
+    bench.looked_up(
+        &sandbox,
+        Ok(source::Lookup {
             pod: Some(Arc::new(older)),
             ..source::Lookup::default()
         }),
-    });
+    );
     assert!(verdicts(&bench.take()).is_empty());
     let mut effects = Vec::new();
     while verdicts(&effects).is_empty() {
         bench.pass(Duration::from_millis(10));
         effects = bench.take();
         if effects.iter().any(|effect| matches!(effect, Effect::Lookup(_))) {
-            bench.tell(Event::LookedUp {
-                pod: sandbox.pod.clone(),
-                found: Err("directory gone".into()),
-            });
+            bench.looked_up(&sandbox, Err("directory gone".into()));
         }
     }
     let refused = refusal(&effects);
@@ -169,9 +154,8 @@ fn a_lookup_that_finds_another_uid_does_not_count() {
 #[test]
 fn an_add_before_the_source_has_told_anything_is_refused() {
     let mut bench = Bench::cold();
-    bench.tell(Event::ExecutorConnected);
-    bench.tell(Event::SandboxesListed);
-    bench.tell(Event::SandboxPending(Box::new(sandbox(1, 1, true))));
+    bench.list(&[]);
+    bench.pending(&sandbox(1, 1, true));
     assert_eq!(refusal(&bench.take()).code, ErrorCode::BrokerState);
 }
 
@@ -208,31 +192,20 @@ fn an_add_without_any_ztunnel_is_refused_before_the_executor_gives_up() {
 #[test]
 fn each_failing_stage_takes_the_earlier_ones_back() {
     // Rules.
-    let mut bench = Bench::new();
-    bench.proxy(C1, &[]);
-    bench.apply(pod(1, true));
+    let mut bench = Bench::selected();
     let sandbox = sandbox(1, 1, true);
-    bench.tell(Event::SandboxPending(Box::new(sandbox.clone())));
+    bench.pending(&sandbox);
     bench.take();
-    bench.tell(Event::Programmed {
-        id: sandbox.id.clone(),
-        pod: uid(1),
-        desired: ambient(),
-        result: Err(Refused::Failed(failure(ErrorCode::Rules))),
-    });
+    bench.not_programmed(&sandbox, Refused::Failed(failure(ErrorCode::Rules)));
     assert_eq!(refusal(&bench.take()).code, ErrorCode::Rules);
     bench.completed(&sandbox, Ok(()));
 
     // Descriptor.
     let second = super::sandbox(1, 2, true);
-    bench.tell(Event::SandboxPending(Box::new(second.clone())));
+    bench.pending(&second);
     bench.programmed(&second, ambient());
     bench.take();
-    bench.tell(Event::Fetched {
-        id: second.id.clone(),
-        pod: uid(1),
-        result: Err(failure(ErrorCode::SandboxGone)),
-    });
+    bench.not_fetched(&second, ErrorCode::SandboxGone);
     assert_eq!(programs(&bench.take()), [Desired::None]);
     bench.programmed(&second, Desired::None);
     assert_eq!(refusal(&bench.take()).code, ErrorCode::SandboxGone);
@@ -241,12 +214,7 @@ fn each_failing_stage_takes_the_earlier_ones_back() {
     // ztunnel refuses: it is told to forget the pod.
     let third = super::sandbox(1, 3, true);
     let epoch = bench.add_until_offered(&third);
-    bench.tell(Event::ZdsNacked {
-        connection: C1,
-        pod: uid(1),
-        epoch,
-        error: "failed to start proxy : bind [::1]:15053".into(),
-    });
+    bench.nacked(1, C1, epoch, "failed to start proxy : bind [::1]:15053");
     let effects = bench.take();
     assert_eq!(withdraws(&effects), 1);
     assert_eq!(programs(&effects), [Desired::None]);
@@ -283,13 +251,11 @@ fn each_failing_stage_takes_the_earlier_ones_back() {
 
 #[test]
 fn only_the_expired_pod_fails_and_the_other_goes_with_the_next_snapshot() {
-    let mut bench = Bench::new();
-    bench.proxy(C1, &[]);
-    bench.apply(pod(1, true));
+    let mut bench = Bench::selected();
     bench.apply(pod(2, true));
     let (one, two) = (sandbox(1, 1, true), sandbox(2, 1, true));
     let first = bench.add_until_offered(&one);
-    bench.tell(Event::SandboxPending(Box::new(two.clone())));
+    bench.pending(&two);
     bench.programmed(&two, ambient());
     bench.fetched(&two);
     let second = offered(&bench.take());
@@ -313,100 +279,8 @@ fn only_the_expired_pod_fails_and_the_other_goes_with_the_next_snapshot() {
 }
 
 #[test]
-fn three_sandboxes_of_one_uid_leave_only_the_last_netns() {
-    let mut bench = Bench::new();
-    bench.apply(pod(1, true));
-    let mut dropped = Vec::new();
-    for life in 1..=2 {
-        let failing = sandbox(1, life, true);
-        let epoch = bench.add_until_offered(&failing);
-        bench.pass(Duration::from_secs(9));
-        bench.withdrawn(epoch);
-        bench.programmed(&failing, Desired::None);
-        bench.completed(&failing, Ok(()));
-        bench.tell(Event::SandboxGone {
-            id: failing.id.clone(),
-            pod: uid(1),
-        });
-        dropped.extend(
-            bench
-                .take()
-                .into_iter()
-                .filter(|e| matches!(e, Effect::DropDescriptor(_))),
-        );
-    }
-    assert_eq!(dropped.len(), 2);
-    let last = sandbox(1, 3, true);
-    bench.tell(Event::SandboxPending(Box::new(last.clone())));
-    bench.programmed(&last, ambient());
-    bench.fetched(&last);
-    let effects = bench.take();
-    let epoch = offered(&effects);
-    assert!(
-        effects
-            .iter()
-            .any(|e| matches!(e, Effect::ZdsOffer { held, .. } if *held == last.id))
-    );
-    bench.proxy(C1, &[(1, epoch)]);
-    assert_eq!(verdicts(&bench.take()), [Verdict::Ambient]);
-}
-
-#[test]
-fn a_newer_sandbox_ends_the_add_of_the_older_one() {
-    let mut bench = Bench::new();
-    bench.apply(pod(1, true));
-    let first = sandbox(1, 1, true);
-    let epoch = bench.add_until_offered(&first);
-    let second = sandbox(1, 2, true);
-    bench.tell(Event::SandboxPending(Box::new(second.clone())));
-    let effects = bench.take();
-    assert_eq!(refusal(&effects).code, ErrorCode::TooLate);
-    assert_eq!(withdraws(&effects), 1);
-    assert!(
-        effects
-            .iter()
-            .any(|e| matches!(e, Effect::DropDescriptor(id) if *id == first.id))
-    );
-    bench.programmed(&second, ambient());
-    bench.fetched(&second);
-    assert!(
-        bench.take().is_empty(),
-        "nothing new before ztunnel has forgotten the old netns"
-    );
-    bench.withdrawn(epoch);
-    assert_ne!(offered(&bench.take()), epoch);
-}
-
-#[test]
-fn a_second_identical_add_changes_nothing_in_the_netns() {
-    let (mut bench, first, _) = Bench::enrolled();
-    let mut again = first.clone();
-    again.id.generation = 2;
-    again.programmed = ambient();
-    bench.tell(Event::SandboxPending(Box::new(again.clone())));
-    let effects = bench.take();
-    assert_eq!(verdicts(&effects), [Verdict::Ambient]);
-    assert!(programs(&effects).is_empty());
-    assert!(!effects.iter().any(|e| matches!(e, Effect::ZdsOffer { .. })));
-}
-
-#[test]
-fn a_further_interface_of_the_same_sandbox_passes() {
-    let (mut bench, first, _) = Bench::enrolled();
-    let mut further = first;
-    further.id.attachment.ifname = InterfaceName::parse("net1").unwrap();
-    further.id.generation = 7;
-    bench.tell(Event::SandboxPending(Box::new(further)));
-    let effects = bench.take();
-    assert_eq!(verdicts(&effects), [Verdict::Pass]);
-    assert_eq!(effects.len(), 1);
-}
-
-#[test]
 fn a_late_verdict_is_taken_back() {
-    let mut bench = Bench::new();
-    bench.proxy(C1, &[]);
-    bench.apply(pod(1, true));
+    let mut bench = Bench::selected();
     let sandbox = sandbox(1, 1, true);
     let epoch = bench.add_until_offered(&sandbox);
     bench.acked(1, C1, epoch);
@@ -416,42 +290,4 @@ fn a_late_verdict_is_taken_back() {
     assert_eq!(withdraws(&effects), 1);
     assert!(effects.iter().any(|e| matches!(e, Effect::DropDescriptor(_))));
     assert!(verdicts(&effects).is_empty());
-}
-
-#[test]
-fn a_deleted_sandbox_is_withdrawn_and_its_descriptor_closed() {
-    let (mut bench, sandbox, _) = Bench::enrolled();
-    bench.tell(Event::SandboxGone {
-        id: sandbox.id.clone(),
-        pod: uid(1),
-    });
-    let effects = bench.take();
-    assert_eq!(withdraws(&effects), 1);
-    assert!(effects.iter().any(|e| matches!(e, Effect::DropDescriptor(_))));
-    assert!(
-        effects
-            .iter()
-            .any(|e| matches!(e, Effect::SyncProbes { remove, .. } if remove.len() == 1))
-    );
-    assert!(
-        effects
-            .iter()
-            .any(|e| matches!(e, Effect::WriteStatus { enrolled: false, .. }))
-    );
-    assert!(programs(&effects).is_empty());
-}
-
-#[test]
-fn a_descriptor_that_comes_after_its_sandbox_has_gone_is_closed() {
-    let mut bench = Bench::new();
-    bench.apply(pod(1, true));
-    let sandbox = sandbox(1, 1, true);
-    bench.tell(Event::SandboxPending(Box::new(sandbox.clone())));
-    bench.tell(Event::SandboxGone {
-        id: sandbox.id.clone(),
-        pod: uid(1),
-    });
-    bench.take();
-    bench.fetched(&sandbox);
-    assert_eq!(bench.take(), [Effect::DropDescriptor(sandbox.id)]);
 }

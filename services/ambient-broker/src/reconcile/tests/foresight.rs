@@ -78,8 +78,7 @@ fn a_new_executor_is_told_anew_and_late_answers_of_the_old_one_mean_nothing() {
     bench.apply(pod(1, false));
     bench.foresees();
     bench.tell(Event::ExecutorDisconnected);
-    bench.tell(Event::ExecutorConnected);
-    bench.tell(Event::SandboxesListed);
+    bench.list(&[]);
     assert_eq!(bench.foresees(), [(2, vec![pass(1)], vec![])]);
     bench.foreseen(1, Ok(()));
     bench.label_namespace(true);
@@ -95,13 +94,10 @@ fn a_pod_with_a_sandbox_is_not_foreseen_and_one_whose_sandbox_went_is_again() {
     bench.foreseen(1, Ok(()));
     bench.foresees();
     let passed = sandbox(1, 1, false);
-    bench.tell(Event::SandboxChanged(Box::new(passed.clone())));
+    bench.changed(&passed);
     bench.foreseen(2, Ok(()));
     assert_eq!(bench.foresees(), [(2, vec![], vec![uid(1)])]);
-    bench.tell(Event::SandboxGone {
-        id: passed.id,
-        pod: uid(1),
-    });
+    bench.gone(&passed);
     assert_eq!(bench.foresees(), [(3, vec![pass(1)], vec![])]);
 }
 
@@ -109,21 +105,18 @@ fn a_pod_with_a_sandbox_is_not_foreseen_and_one_whose_sandbox_went_is_again() {
 fn a_pod_whose_namespace_is_not_known_is_asked_about() {
     let mut bench = Bench::cold();
     bench.tell(Event::SourceSynced);
-    bench.tell(Event::ExecutorConnected);
-    bench.tell(Event::SandboxesListed);
+    bench.list(&[]);
     bench.apply(pod(1, false));
     assert_eq!(bench.foresees(), []);
 }
 
 #[test]
 fn an_add_whose_rules_are_programmed_ahead_needs_only_the_verdict() {
-    let mut bench = Bench::new();
-    bench.proxy(C1, &[]);
-    bench.apply(pod(1, true));
+    let mut bench = Bench::selected();
     bench.take();
     let mut sandbox = sandbox(1, 1, true);
     sandbox.programmed = ambient();
-    bench.tell(Event::SandboxPending(Box::new(sandbox.clone())));
+    bench.pending(&sandbox);
     let effects = bench.take();
     assert!(
         matches!(effects.as_slice(), [Effect::FetchDescriptor { .. }]),
@@ -136,28 +129,21 @@ fn an_add_whose_rules_are_programmed_ahead_needs_only_the_verdict() {
     bench.completed(&sandbox, Ok(()));
     sandbox.pending = false;
     sandbox.fingerprint = "0123456789abcdef".into();
-    bench.tell(Event::SandboxChanged(Box::new(sandbox)));
+    bench.changed(&sandbox);
     assert_eq!(bench.report(1).rules_version, "0123456789ab");
 }
 
 #[test]
 fn an_add_whose_rules_failed_ahead_is_tried_again_and_then_refused_for_that_reason() {
-    let mut bench = Bench::new();
-    bench.proxy(C1, &[]);
-    bench.apply(pod(1, true));
+    let mut bench = Bench::selected();
     let mut sandbox = sandbox(1, 1, true);
     sandbox.programmed = ambient();
-    bench.tell(Event::SandboxPending(Box::new(sandbox.clone())));
+    bench.pending(&sandbox);
     bench.take();
     sandbox.programmed = Desired::None;
-    bench.tell(Event::SandboxChanged(Box::new(sandbox.clone())));
+    bench.changed(&sandbox);
     assert_eq!(programs(&bench.take()), [ambient()]);
-    bench.tell(Event::Programmed {
-        id: sandbox.id.clone(),
-        pod: sandbox.pod.uid.clone(),
-        desired: ambient(),
-        result: Err(Refused::Failed(failure(ErrorCode::Rules))),
-    });
+    bench.not_programmed(&sandbox, Refused::Failed(failure(ErrorCode::Rules)));
     assert_eq!(refusal(&bench.take()).code, ErrorCode::Rules);
 }
 
@@ -168,7 +154,7 @@ fn a_pod_that_left_the_mesh_while_its_rules_were_made_ahead_passes_without_them(
     bench.take();
     let mut sandbox = sandbox(1, 1, true);
     sandbox.programmed = ambient();
-    bench.tell(Event::SandboxPending(Box::new(sandbox.clone())));
+    bench.pending(&sandbox);
     let effects = bench.take();
     assert_eq!(programs(&effects), [Desired::None]);
     assert!(verdicts(&effects).is_empty(), "before the rules are gone");

@@ -17,9 +17,7 @@ fn admitted(sandbox: &Sandbox) -> Sandbox {
 
 #[test]
 fn a_pod_whose_admission_was_not_answered_keeps_its_rules_when_the_proxy_goes() {
-    let mut bench = Bench::new();
-    bench.proxy(C1, &[]);
-    bench.apply(pod(1, true));
+    let mut bench = Bench::selected();
     let sandbox = sandbox(1, 1, true);
     let epoch = bench.add_until_offered(&sandbox);
     bench.acked(1, C1, epoch);
@@ -33,15 +31,11 @@ fn a_pod_whose_admission_was_not_answered_keeps_its_rules_when_the_proxy_goes() 
 
 #[test]
 fn a_pod_that_a_list_shows_as_admitted_keeps_its_rules_when_the_proxy_goes() {
-    let mut bench = Bench::new();
-    bench.proxy(C1, &[]);
-    bench.apply(pod(1, true));
+    let mut bench = Bench::selected();
     let sandbox = sandbox(1, 1, false);
-    bench.tell(Event::SandboxChanged(Box::new(sandbox.clone())));
+    bench.changed(&sandbox);
     bench.tell(Event::ExecutorDisconnected);
-    bench.tell(Event::ExecutorConnected);
-    bench.tell(Event::SandboxPresent(Box::new(admitted(&sandbox))));
-    bench.tell(Event::SandboxesListed);
+    bench.list(&[admitted(&sandbox)]);
     bench.take();
     bench.tell(Event::ZdsClosed(C1));
     assert!(programs(&bench.take()).is_empty());
@@ -52,18 +46,13 @@ fn rules_whose_programming_was_not_answered_are_known_from_the_next_event() {
     let mut bench = Bench::new();
     bench.apply(pod(1, true));
     let pending = sandbox(1, 1, true);
-    bench.tell(Event::SandboxPending(Box::new(pending.clone())));
-    bench.tell(Event::Programmed {
-        id: pending.id.clone(),
-        pod: uid(1),
-        desired: ambient(),
-        result: Err(lost()),
-    });
+    bench.pending(&pending);
+    bench.not_programmed(&pending, lost());
     bench.take();
-    bench.tell(Event::SandboxChanged(Box::new(Sandbox {
+    bench.changed(&Sandbox {
         pending: true,
         ..admitted(&pending)
-    })));
+    });
     bench.apply(pod(1, false));
     bench.pass(Duration::from_millis(100));
     let effects = bench.take();
@@ -81,17 +70,12 @@ fn an_event_that_came_while_the_lost_answer_was_awaited_counts() {
     let mut bench = Bench::new();
     bench.apply(pod(1, true));
     let pending = sandbox(1, 1, true);
-    bench.tell(Event::SandboxPending(Box::new(pending.clone())));
-    bench.tell(Event::SandboxChanged(Box::new(Sandbox {
+    bench.pending(&pending);
+    bench.changed(&Sandbox {
         pending: true,
         ..admitted(&pending)
-    })));
-    bench.tell(Event::Programmed {
-        id: pending.id.clone(),
-        pod: uid(1),
-        desired: ambient(),
-        result: Err(lost()),
     });
+    bench.not_programmed(&pending, lost());
     bench.take();
     bench.pass(Duration::from_secs(1));
     assert!(programs(&bench.take()).is_empty(), "programmed again");
@@ -99,19 +83,13 @@ fn an_event_that_came_while_the_lost_answer_was_awaited_counts() {
 
 #[test]
 fn a_descriptor_that_does_not_come_is_asked_for_again_within_the_deadline() {
-    let mut bench = Bench::new();
-    bench.proxy(C1, &[]);
-    bench.apply(pod(1, true));
+    let mut bench = Bench::selected();
     let pending = sandbox(1, 1, true);
-    bench.tell(Event::SandboxPending(Box::new(pending.clone())));
+    bench.pending(&pending);
     bench.programmed(&pending, ambient());
     bench.take();
     let fails = |bench: &mut Bench| {
-        bench.tell(Event::Fetched {
-            id: pending.id.clone(),
-            pod: uid(1),
-            result: Err(failure(ErrorCode::BrokerState)),
-        });
+        bench.not_fetched(&pending, ErrorCode::BrokerState);
     };
     fails(&mut bench);
     bench.pass(Duration::from_millis(10));
@@ -125,13 +103,9 @@ fn a_descriptor_that_does_not_come_is_asked_for_again_within_the_deadline() {
 
     // It never comes: the refusal says why.
     let second = sandbox(1, 2, true);
-    bench.tell(Event::SandboxPending(Box::new(second.clone())));
+    bench.pending(&second);
     bench.programmed(&second, ambient());
-    bench.tell(Event::Fetched {
-        id: second.id.clone(),
-        pod: uid(1),
-        result: Err(failure(ErrorCode::BrokerState)),
-    });
+    bench.not_fetched(&second, ErrorCode::BrokerState);
     bench.pass(Duration::from_secs(9));
     bench.programmed(&second, Desired::None);
     let effects = bench.take();
@@ -152,11 +126,9 @@ fn the_same_sandbox_with_another_netns_starts_anew() {
     let (mut bench, old, epoch) = Bench::enrolled();
     bench.fetched(&old);
     bench.tell(Event::ExecutorDisconnected);
-    bench.tell(Event::ExecutorConnected);
     let mut other = admitted(&old);
     other.netns.cookie += 1;
-    bench.tell(Event::SandboxPresent(Box::new(other)));
-    bench.tell(Event::SandboxesListed);
+    bench.list(&[other]);
     let effects = bench.take();
     assert_eq!(withdraws(&effects), 1, "ztunnel keeps a dead netns: {effects:?}");
     let dropped = |e: &Effect| matches!(e, Effect::DropDescriptor(id) if *id == old.id);
@@ -180,6 +152,6 @@ fn a_new_add_under_a_known_id_is_not_ended_by_the_old_one() {
     bench.add_until_offered(&first);
     let mut second = first;
     second.netns.cookie += 1;
-    bench.tell(Event::SandboxPending(Box::new(second)));
+    bench.pending(&second);
     assert!(verdicts(&bench.take()).is_empty());
 }

@@ -2,6 +2,14 @@
 
 use super::*;
 
+/// The sandbox of a running pod with the rules of an earlier life in it.
+fn redirected(n: u32) -> Sandbox {
+    Sandbox {
+        programmed: ambient(),
+        ..sandbox(n, 1, false)
+    }
+}
+
 #[test]
 fn adds_go_to_the_newest_ready_connection_and_back_when_it_dies() {
     let (mut bench, _, epoch) = Bench::enrolled();
@@ -9,7 +17,7 @@ fn adds_go_to_the_newest_ready_connection_and_back_when_it_dies() {
     bench.apply(pod(2, true));
     bench.apply(pod(3, true));
     let offer = |bench: &mut Bench, sandbox: &Sandbox| {
-        bench.tell(Event::SandboxPending(Box::new(sandbox.clone())));
+        bench.pending(sandbox);
         bench.programmed(sandbox, ambient());
         bench.fetched(sandbox);
         let effects = bench.take();
@@ -48,18 +56,11 @@ fn adds_go_to_the_newest_ready_connection_and_back_when_it_dies() {
 
 #[test]
 fn a_new_connection_that_refuses_everything_does_not_fail_adds() {
-    let mut bench = Bench::new();
-    bench.proxy(C1, &[]);
-    bench.apply(pod(1, true));
+    let mut bench = Bench::selected();
     let sandbox = sandbox(1, 1, true);
     bench.tell(Event::ZdsConnected(C2));
     let epoch = bench.add_until_offered(&sandbox);
-    bench.tell(Event::ZdsNacked {
-        connection: C2,
-        pod: uid(1),
-        epoch,
-        error: "no".into(),
-    });
+    bench.nacked(1, C2, epoch, "no");
     assert!(bench.take().is_empty());
     bench.acked(1, C1, epoch);
     assert_eq!(verdicts(&bench.take()), [Verdict::Ambient]);
@@ -88,13 +89,7 @@ fn after_a_restart_nothing_is_programmed_and_snapshots_wait_for_every_netns() {
     bench.apply(pod(1, true));
     bench.apply(pod(2, true));
     bench.tell(Event::SourceSynced);
-    bench.tell(Event::ExecutorConnected);
-    for n in 1..=2 {
-        let mut present = sandbox(n, 1, false);
-        present.programmed = ambient();
-        bench.tell(Event::SandboxPresent(Box::new(present)));
-    }
-    bench.tell(Event::SandboxesListed);
+    bench.list(&[redirected(1), redirected(2)]);
     let effects = bench.take();
     assert!(programs(&effects).is_empty());
     assert!(!effects.contains(&Effect::ZdsOpen));
@@ -120,13 +115,11 @@ fn snapshots_wait_only_so_long_for_a_netns_that_cannot_be_reached() {
     let mut bench = Bench::cold();
     bench.apply(pod(1, true));
     bench.tell(Event::SourceSynced);
-    bench.tell(Event::ExecutorConnected);
-    let mut lost = sandbox(1, 1, false);
-    lost.programmed = ambient();
-    lost.reachable = false;
-    lost.broken = Some(failure(ErrorCode::OpenerNetns));
-    bench.tell(Event::SandboxPresent(Box::new(lost)));
-    bench.tell(Event::SandboxesListed);
+    bench.list(&[Sandbox {
+        reachable: false,
+        broken: Some(failure(ErrorCode::OpenerNetns)),
+        ..redirected(1)
+    }]);
     bench.pass(Duration::from_secs(4));
     assert!(!bench.take().contains(&Effect::ZdsOpen));
     bench.pass(Duration::from_secs(2));
@@ -142,13 +135,12 @@ fn snapshots_wait_only_so_long_for_a_netns_that_cannot_be_reached() {
 fn a_restarted_executor_gets_its_descriptor_back() {
     let (mut bench, enrolled, _) = Bench::enrolled();
     bench.tell(Event::ExecutorDisconnected);
-    bench.tell(Event::ExecutorConnected);
-    let mut lost = enrolled.clone();
-    lost.pending = false;
-    lost.programmed = ambient();
-    lost.reachable = false;
-    bench.tell(Event::SandboxPresent(Box::new(lost)));
-    bench.tell(Event::SandboxesListed);
+    bench.list(&[Sandbox {
+        pending: false,
+        programmed: ambient(),
+        reachable: false,
+        ..enrolled.clone()
+    }]);
     let effects = bench.take();
     assert!(
         effects
@@ -168,15 +160,13 @@ fn a_restarted_executor_gets_its_descriptor_back() {
 fn a_sandbox_that_a_restarted_executor_does_not_list_is_gone() {
     let (mut bench, _, _) = Bench::enrolled();
     bench.tell(Event::ExecutorDisconnected);
-    bench.tell(Event::ExecutorConnected);
-    bench.tell(Event::SandboxesListed);
+    bench.list(&[]);
     assert_eq!(withdraws(&bench.take()), 1);
 }
 
 /// The executor has restarted and cannot reach any netns yet.
 fn restart_unreachable(bench: &mut Bench, enrolled: &Sandbox) -> Sandbox {
     bench.tell(Event::ExecutorDisconnected);
-    bench.tell(Event::ExecutorConnected);
     let lost = Sandbox {
         pending: false,
         programmed: ambient(),
@@ -184,8 +174,7 @@ fn restart_unreachable(bench: &mut Bench, enrolled: &Sandbox) -> Sandbox {
         broken: Some(failure(ErrorCode::OpenerNetns)),
         ..enrolled.clone()
     };
-    bench.tell(Event::SandboxPresent(Box::new(lost.clone())));
-    bench.tell(Event::SandboxesListed);
+    bench.list(std::slice::from_ref(&lost));
     lost
 }
 
@@ -197,11 +186,11 @@ fn an_executor_restart_breaks_no_enrolled_pod_that_is_reachable_again_soon() {
     bench.pass(Duration::from_secs(3));
     let status = |effects: &[Effect]| effects.iter().any(|e| matches!(e, Effect::WriteStatus { .. }));
     assert!(!status(&bench.take()));
-    bench.tell(Event::SandboxChanged(Box::new(Sandbox {
+    bench.changed(&Sandbox {
         reachable: true,
         broken: None,
         ..lost
-    })));
+    });
     bench.pass(Duration::from_secs(10));
     assert!(!status(&bench.take()));
     assert_eq!(bench.report(1).standing, Standing::Enrolled);
@@ -231,13 +220,8 @@ fn a_prune_that_failed_is_made_again_with_a_new_list_and_nobody_notices() {
     let mut bench = Bench::cold();
     bench.apply(pod(1, true));
     bench.tell(Event::SourceSynced);
-    bench.tell(Event::ExecutorConnected);
-    let present = Sandbox {
-        programmed: ambient(),
-        ..sandbox(1, 1, false)
-    };
-    bench.tell(Event::SandboxPresent(Box::new(present.clone())));
-    bench.tell(Event::SandboxesListed);
+    let present = redirected(1);
+    bench.list(std::slice::from_ref(&present));
     bench.fetched(&present);
     let effects = bench.take();
     assert_eq!(prunes(&effects), 1);
@@ -270,16 +254,12 @@ fn a_prune_waits_until_it_is_certain_what_belongs_into_the_set() {
     running.ips = vec![IpAddr::from([10, 0, 0, 1])];
     bench.apply(running);
     bench.tell(Event::SourceSynced);
-    bench.tell(Event::ExecutorConnected);
-    bench.tell(Event::SandboxesListed);
+    bench.list(&[]);
     bench.pass(Duration::from_secs(6));
     let effects = bench.take();
     assert!(effects.contains(&Effect::ZdsOpen));
     assert_eq!(prunes(&effects), 0);
-    bench.tell(Event::Adopted {
-        pod: uid(1),
-        result: Ok(Box::new(sandbox(1, 1, false))),
-    });
+    bench.adopted(Ok(sandbox(1, 1, false)));
     bench.pass(Duration::from_secs(6));
     assert_eq!(prunes(&bench.take()), 1);
 }
@@ -288,13 +268,11 @@ fn a_prune_waits_until_it_is_certain_what_belongs_into_the_set() {
 fn one_refused_probe_address_does_not_break_pods_that_have_theirs() {
     let (mut bench, enrolled, _) = Bench::enrolled();
     bench.tell(Event::ExecutorDisconnected);
-    bench.tell(Event::ExecutorConnected);
-    bench.tell(Event::SandboxPresent(Box::new(Sandbox {
+    bench.list(&[Sandbox {
         pending: false,
         programmed: ambient(),
         ..enrolled
-    })));
-    bench.tell(Event::SandboxesListed);
+    }]);
     bench.tell(Event::ProbesSynced(Err(failure(ErrorCode::InvalidInput))));
     assert_eq!(bench.report(1).standing, Standing::Enrolled);
 }

@@ -1,4 +1,4 @@
-//! Pods that run already: enrolled and drained by their labels, ended, deleted, damaged.
+//! Pods that run already: enrolled by their labels, found without an ADD, damaged, enrolled again.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn a_labelled_running_pod_is_enrolled_only_when_a_proxy_is_ready() {
     let mut bench = Bench::new();
     bench.apply(pod(1, false));
     let sandbox = sandbox(1, 1, false);
-    bench.tell(Event::SandboxChanged(Box::new(sandbox.clone())));
+    bench.changed(&sandbox);
     bench.fetched(&sandbox);
     bench.take();
     bench.apply(pod(1, true));
@@ -47,19 +47,9 @@ fn a_labelled_running_pod_is_enrolled_only_when_a_proxy_is_ready() {
 
 #[test]
 fn a_running_pod_whose_enrolment_fails_is_as_before_and_tried_again() {
-    let mut bench = Bench::new();
-    bench.proxy(C1, &[]);
-    bench.apply(pod(1, true));
-    let sandbox = sandbox(1, 1, false);
-    bench.tell(Event::SandboxChanged(Box::new(sandbox.clone())));
-    bench.fetched(&sandbox);
+    let (mut bench, sandbox) = Bench::running();
     let epoch = offered(&bench.take());
-    bench.tell(Event::ZdsNacked {
-        connection: C1,
-        pod: uid(1),
-        epoch,
-        error: "no".into(),
-    });
+    bench.nacked(1, C1, epoch, "no");
     assert_eq!(withdraws(&bench.take()), 1);
     bench.withdrawn(epoch);
     bench.programmed(&sandbox, draining());
@@ -75,12 +65,7 @@ fn a_running_pod_whose_enrolment_fails_is_as_before_and_tried_again() {
 
 #[test]
 fn a_proxy_that_goes_in_the_middle_of_a_running_pods_enrolment_leaves_it_untouched() {
-    let mut bench = Bench::new();
-    bench.proxy(C1, &[]);
-    bench.apply(pod(1, true));
-    let sandbox = sandbox(1, 1, false);
-    bench.tell(Event::SandboxChanged(Box::new(sandbox.clone())));
-    bench.fetched(&sandbox);
+    let (mut bench, sandbox) = Bench::running();
     let epoch = offered(&bench.take());
     bench.acked(1, C1, epoch);
     bench.programmed(&sandbox, draining());
@@ -93,195 +78,6 @@ fn a_proxy_that_goes_in_the_middle_of_a_running_pods_enrolment_leaves_it_untouch
     bench.withdrawn(epoch);
     bench.programmed(&sandbox, Desired::None);
     assert_eq!(bench.report(1).reason, "no-proxy");
-}
-
-#[test]
-fn leaving_drains_first_and_then_tells_ztunnel() {
-    let (mut bench, sandbox, epoch) = Bench::enrolled();
-    bench.apply(pod(1, false));
-    let effects = bench.take();
-    assert_eq!(programs(&effects), [draining()]);
-    assert!(
-        effects
-            .iter()
-            .any(|e| matches!(e, Effect::WriteStatus { enrolled: false, .. }))
-    );
-    assert_eq!(withdraws(&effects), 0);
-    assert_eq!(bench.report(1).standing, Standing::Draining);
-    bench.programmed(&sandbox, draining());
-    let inspect = |effects: &[Effect]| effects.iter().any(|e| matches!(e, Effect::Inspect { .. }));
-    assert!(inspect(&bench.take()), "the first look is at once");
-    let inspected = |bench: &mut Bench, redirected| {
-        bench.tell(Event::Inspected {
-            id: sandbox.id.clone(),
-            pod: uid(1),
-            result: Ok(redirected),
-        });
-    };
-    inspected(&mut bench, 3);
-    assert!(bench.take().is_empty());
-    bench.pass(Duration::from_millis(260));
-    assert!(inspect(&bench.take()));
-    inspected(&mut bench, 0);
-    let effects = bench.take();
-    assert_eq!(withdraws(&effects), 1);
-    assert!(
-        effects
-            .iter()
-            .any(|e| matches!(e, Effect::SyncProbes { remove, .. } if remove.len() == 1))
-    );
-    bench.withdrawn(epoch);
-    bench.programmed(&sandbox, Desired::None);
-    assert_eq!(bench.report(1).standing, Standing::Out);
-}
-
-#[test]
-fn a_drain_ends_at_its_timeout() {
-    let (mut bench, sandbox, _) = Bench::enrolled();
-    bench.apply(pod(1, false));
-    bench.programmed(&sandbox, draining());
-    bench.take();
-    for _ in 0..59 {
-        bench.tell(Event::Inspected {
-            id: sandbox.id.clone(),
-            pod: uid(1),
-            result: Ok(1),
-        });
-        bench.pass(Duration::from_secs(1));
-        assert_eq!(withdraws(&bench.take()), 0);
-    }
-    bench.pass(Duration::from_secs(2));
-    assert_eq!(withdraws(&bench.take()), 1);
-}
-
-#[test]
-fn a_pod_labelled_again_while_it_drains_goes_back_without_ztunnel_noticing() {
-    let (mut bench, sandbox, _) = Bench::enrolled();
-    bench.apply(pod(1, false));
-    bench.programmed(&sandbox, draining());
-    bench.take();
-    bench.apply(pod(1, true));
-    let effects = bench.take();
-    assert_eq!(programs(&effects), [ambient()]);
-    bench.programmed(&sandbox, ambient());
-    let effects = bench.take();
-    assert!(!effects.iter().any(|e| matches!(e, Effect::ZdsOffer { .. })));
-    assert_eq!(withdraws(&effects), 0);
-    assert_eq!(bench.report(1).standing, Standing::Enrolled);
-}
-
-#[test]
-fn twenty_times_off_and_on_are_twenty_offers_and_twenty_withdrawals() {
-    let (mut bench, sandbox, mut epoch) = Bench::enrolled();
-    let (mut offers, mut withdrawals) = (0, 0);
-    for _ in 0..20 {
-        bench.apply(pod(1, false));
-        bench.programmed(&sandbox, draining());
-        bench.tell(Event::Inspected {
-            id: sandbox.id.clone(),
-            pod: uid(1),
-            result: Ok(0),
-        });
-        withdrawals += withdraws(&bench.take());
-        bench.withdrawn(epoch);
-        bench.programmed(&sandbox, Desired::None);
-        bench.tell(Event::ProbesSynced(Ok(())));
-        bench.apply(pod(1, true));
-        epoch = offered(&bench.take());
-        offers += 1;
-        bench.acked(1, C1, epoch);
-        bench.programmed(&sandbox, draining());
-        bench.programmed(&sandbox, ambient());
-        bench.tell(Event::ProbesSynced(Ok(())));
-        assert_eq!(bench.report(1).standing, Standing::Enrolled);
-    }
-    assert_eq!((offers, withdrawals), (20, 20));
-}
-
-#[test]
-fn a_deleted_or_ended_pod_is_withdrawn_without_drain_and_keeps_its_rules() {
-    for ended in [false, true] {
-        let (mut bench, _, epoch) = Bench::enrolled();
-        if ended {
-            let mut gone = pod(1, true);
-            gone.phase = Phase::Succeeded;
-            bench.apply(gone);
-        } else {
-            bench.tell(Event::PodDeleted(Arc::new(pod(1, true))));
-        }
-        let effects = bench.take();
-        assert_eq!(withdraws(&effects), 1);
-        assert!(programs(&effects).is_empty());
-        bench.withdrawn(epoch);
-        assert_eq!(bench.report(1).standing, Standing::Out);
-    }
-}
-
-fn told_gone(bench: &mut Bench) -> Vec<SandboxId> {
-    let effects = bench.take().into_iter();
-    let told = effects.filter_map(|effect| match effect {
-        Effect::LetGo { id, .. } => Some(id),
-        _ => None,
-    });
-    told.collect()
-}
-
-fn let_go(bench: &mut Bench, sandbox: &Sandbox, result: Result<(), String>) {
-    bench.tell(Event::LetGo {
-        id: sandbox.id.clone(),
-        pod: uid(1),
-        result,
-    });
-}
-
-#[test]
-fn the_executor_is_told_of_a_deleted_pod_until_the_sandbox_is_gone() {
-    let (mut bench, sandbox, _) = Bench::enrolled();
-    bench.tell(Event::PodDeleted(Arc::new(pod(1, true))));
-    assert!(
-        told_gone(&mut bench).is_empty(),
-        "the runtime's DEL is on its way"
-    );
-    bench.pass(Duration::from_millis(1500));
-    assert_eq!(told_gone(&mut bench), std::slice::from_ref(&sandbox.id));
-    bench.pass(Duration::from_secs(5));
-    assert!(told_gone(&mut bench).is_empty(), "the answer is still to come");
-    let_go(&mut bench, &sandbox, Err("mounted".into()));
-    assert!(told_gone(&mut bench).is_empty());
-    bench.pass(Duration::from_millis(1500));
-    assert_eq!(told_gone(&mut bench), std::slice::from_ref(&sandbox.id));
-    let_go(&mut bench, &sandbox, Ok(()));
-    bench.tell(Event::SandboxGone {
-        id: sandbox.id.clone(),
-        pod: uid(1),
-    });
-    bench.pass(Duration::from_secs(5));
-    assert!(told_gone(&mut bench).is_empty());
-}
-
-#[test]
-fn a_pod_that_is_back_is_not_let_go() {
-    let (mut bench, sandbox, _) = Bench::enrolled();
-    bench.tell(Event::PodDeleted(Arc::new(pod(1, true))));
-    let_go(&mut bench, &sandbox, Err("mounted".into()));
-    bench.take();
-    bench.apply(pod(1, true));
-    bench.pass(Duration::from_secs(5));
-    assert!(told_gone(&mut bench).is_empty());
-}
-
-#[test]
-fn what_the_source_has_not_told_yet_is_not_gone() {
-    let mut bench = Bench::cold();
-    let sandbox = sandbox(1, 1, false);
-    bench.tell(Event::ExecutorConnected);
-    bench.tell(Event::SandboxPresent(Box::new(sandbox.clone())));
-    bench.tell(Event::SandboxesListed);
-    bench.pass(Duration::from_secs(5));
-    assert!(told_gone(&mut bench).is_empty());
-    bench.tell(Event::SourceSynced);
-    bench.pass(Duration::from_millis(1500));
-    assert_eq!(told_gone(&mut bench), [sandbox.id]);
 }
 
 #[test]
@@ -313,10 +109,7 @@ fn a_running_pod_without_sandbox_is_looked_for_until_it_is_found() {
             effects.iter().any(|e| matches!(e, Effect::Adopt { .. })),
             "{effects:?}"
         );
-        bench.tell(Event::Adopted {
-            pod: uid(1),
-            result: Err(failure(ErrorCode::OpenerNetns)),
-        });
+        bench.adopted(Err(failure(ErrorCode::OpenerNetns)));
         let report = bench.report(1);
         assert_eq!(
             (report.standing, report.reason),
@@ -324,10 +117,7 @@ fn a_running_pod_without_sandbox_is_looked_for_until_it_is_found() {
         );
         bench.pass(Duration::from_secs(5));
     }
-    bench.tell(Event::Adopted {
-        pod: uid(1),
-        result: Ok(Box::new(sandbox(1, 1, false))),
-    });
+    bench.adopted(Ok(sandbox(1, 1, false)));
     bench.fetched(&sandbox(1, 1, false));
     offered(&bench.take());
 }
@@ -338,14 +128,14 @@ fn drift_that_cannot_be_mended_withdraws_the_status_until_it_is() {
     enrolled.pending = false;
     enrolled.programmed = ambient();
     enrolled.broken = Some(failure(ErrorCode::Drift));
-    bench.tell(Event::SandboxChanged(Box::new(enrolled.clone())));
+    bench.changed(&enrolled);
     assert!(matches!(
         bench.take().as_slice(),
         [Effect::WriteStatus { enrolled: false, .. }]
     ));
     assert_eq!(bench.report(1).reason, "drift");
     enrolled.broken = None;
-    bench.tell(Event::SandboxChanged(Box::new(enrolled)));
+    bench.changed(&enrolled);
     assert!(matches!(
         bench.take().as_slice(),
         [Effect::WriteStatus { enrolled: true, .. }]
@@ -358,7 +148,7 @@ fn a_namespace_label_enrols_and_its_removal_drains() {
     bench.proxy(C1, &[]);
     bench.apply(pod(1, false));
     let sandbox = sandbox(1, 1, false);
-    bench.tell(Event::SandboxChanged(Box::new(sandbox.clone())));
+    bench.changed(&sandbox);
     bench.fetched(&sandbox);
     bench.take();
     let namespace = |mesh: bool| {
@@ -385,23 +175,13 @@ fn a_namespace_label_enrols_and_its_removal_drains() {
 
 #[test]
 fn a_pod_is_complained_about_once_in_ten_seconds() {
-    let mut bench = Bench::new();
-    bench.proxy(C1, &[]);
-    bench.apply(pod(1, true));
-    let sandbox = sandbox(1, 1, false);
-    bench.tell(Event::SandboxChanged(Box::new(sandbox.clone())));
-    bench.fetched(&sandbox);
+    let (mut bench, sandbox) = Bench::running();
     let epoch = offered(&bench.take());
     bench.acked(1, C1, epoch);
     bench.programmed(&sandbox, draining());
     let mut complaints = 0;
     for _ in 0..200 {
-        bench.tell(Event::Programmed {
-            id: sandbox.id.clone(),
-            pod: uid(1),
-            desired: ambient(),
-            result: Err(Refused::Failed(failure(ErrorCode::Rules))),
-        });
+        bench.not_programmed(&sandbox, Refused::Failed(failure(ErrorCode::Rules)));
         bench.pass(Duration::from_millis(95));
         let warned = |e: &&Effect| {
             matches!(

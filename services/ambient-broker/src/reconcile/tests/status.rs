@@ -23,11 +23,10 @@ fn writes(effects: &[Effect]) -> Vec<bool> {
 
 /// The executor lists pod 1's sandbox with its rules in place.
 fn listed(bench: &mut Bench) {
-    bench.tell(Event::ExecutorConnected);
-    let mut present = sandbox(1, 1, false);
-    present.programmed = ambient();
-    bench.tell(Event::SandboxPresent(Box::new(present)));
-    bench.tell(Event::SandboxesListed);
+    bench.list(&[Sandbox {
+        programmed: ambient(),
+        ..sandbox(1, 1, false)
+    }]);
 }
 
 #[test]
@@ -93,10 +92,7 @@ fn a_pod_that_waits_for_adoption_keeps_what_another_agent_wrote_until_it_is_in()
     bench.apply(running(1, true));
     bench.pass(Duration::from_secs(1));
     assert!(writes(&bench.take()).is_empty());
-    bench.tell(Event::Adopted {
-        pod: uid(1),
-        result: Ok(Box::new(sandbox(1, 1, false))),
-    });
+    bench.adopted(Ok(sandbox(1, 1, false)));
     bench.fetched(&sandbox(1, 1, false));
     let epoch = offered(&bench.take());
     bench.acked(1, C1, epoch);
@@ -112,9 +108,6 @@ fn a_pod_that_cannot_be_adopted_loses_what_another_agent_wrote() {
     let mut bench = Bench::new();
     bench.apply(running(1, true));
     bench.take();
-    bench.tell(Event::Adopted {
-        pod: uid(1),
-        result: Err(failure(ErrorCode::OpenerNetns)),
-    });
+    bench.adopted(Err(failure(ErrorCode::OpenerNetns)));
     assert_eq!(writes(&bench.take()), [false]);
 }

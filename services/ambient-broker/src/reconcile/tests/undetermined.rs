@@ -8,12 +8,17 @@ fn undetermined(pod: source::Pod, sandboxes: &[Sandbox]) -> Bench {
     bench.tell(Event::Undetermined(true));
     bench.apply(pod);
     bench.tell(Event::SourceSynced);
-    bench.tell(Event::ExecutorConnected);
-    for sandbox in sandboxes {
-        bench.tell(Event::SandboxPresent(Box::new(sandbox.clone())));
-    }
-    bench.tell(Event::SandboxesListed);
+    bench.list(sandboxes);
     bench
+}
+
+/// Pod 1, and nobody can tell of its namespace.
+fn without_namespace() -> source::Lookup {
+    source::Lookup {
+        pod: Some(Arc::new(pod(1, false))),
+        namespace: None,
+        undetermined: true,
+    }
 }
 
 fn mesh_namespace() -> Event {
@@ -69,20 +74,13 @@ fn a_running_pod_that_was_out_stays_out_and_says_why() {
 fn an_add_is_asked_for_again_and_then_refused_but_never_passed() {
     let mut bench = undetermined(pod(1, false), &[]);
     let adding = sandbox(1, 1, true);
-    bench.tell(Event::SandboxPending(Box::new(adding.clone())));
+    bench.pending(&adding);
     let mut asked = 0;
     for _ in 0..100 {
         let effects = bench.take();
         if effects.iter().any(|e| matches!(e, Effect::Lookup(_))) {
             asked += 1;
-            bench.tell(Event::LookedUp {
-                pod: adding.pod.clone(),
-                found: Ok(source::Lookup {
-                    pod: Some(Arc::new(pod(1, false))),
-                    namespace: None,
-                    undetermined: true,
-                }),
-            });
+            bench.looked_up(&adding, Ok(without_namespace()));
         }
         if !verdicts(&effects).is_empty() {
             let refused = refusal(&effects);
@@ -101,19 +99,11 @@ fn a_lookup_during_a_write_does_not_pass_the_pod() {
     let mut bench = Bench::cold();
     bench.apply(pod(1, false));
     bench.tell(Event::SourceSynced);
-    bench.tell(Event::ExecutorConnected);
-    bench.tell(Event::SandboxesListed);
+    bench.list(&[]);
     let adding = sandbox(1, 1, true);
-    bench.tell(Event::SandboxPending(Box::new(adding.clone())));
+    bench.pending(&adding);
     bench.take();
-    bench.tell(Event::LookedUp {
-        pod: adding.pod.clone(),
-        found: Ok(source::Lookup {
-            pod: Some(Arc::new(pod(1, false))),
-            namespace: None,
-            undetermined: true,
-        }),
-    });
+    bench.looked_up(&adding, Ok(without_namespace()));
     assert!(verdicts(&bench.take()).is_empty());
     bench.tell(mesh_namespace());
     assert_eq!(programs(&bench.take()), [ambient()]);
@@ -122,13 +112,13 @@ fn a_lookup_during_a_write_does_not_pass_the_pod() {
 #[test]
 fn a_pod_whose_own_labels_decide_needs_no_namespace() {
     let mut bench = undetermined(pod(1, true), &[]);
-    bench.tell(Event::SandboxPending(Box::new(sandbox(1, 1, true))));
+    bench.pending(&sandbox(1, 1, true));
     let effects = bench.take();
     assert_eq!(programs(&effects), [ambient()]);
     let mut out = pod(2, false);
     out.labels.insert("istio.io/dataplane-mode".into(), "none".into());
     bench.apply(out);
-    bench.tell(Event::SandboxPending(Box::new(sandbox(2, 1, true))));
+    bench.pending(&sandbox(2, 1, true));
     assert_eq!(verdicts(&bench.take()), [Verdict::Pass]);
 }
 
@@ -136,23 +126,22 @@ fn a_pod_whose_own_labels_decide_needs_no_namespace() {
 fn a_namespace_that_the_source_does_not_have_is_asked_for_once() {
     let mut bench = Bench::cold();
     bench.tell(Event::SourceSynced);
-    bench.tell(Event::ExecutorConnected);
-    bench.tell(Event::SandboxesListed);
+    bench.list(&[]);
     let looks = |effects: &[Effect]| effects.iter().filter(|e| matches!(e, Effect::Lookup(_))).count();
     for n in 1..=3 {
         bench.apply(pod(n, false));
         let adding = sandbox(n, 1, true);
-        bench.tell(Event::SandboxPending(Box::new(adding.clone())));
+        bench.pending(&adding);
         let effects = bench.take();
         if n == 1 {
             assert_eq!(looks(&effects), 1);
-            bench.tell(Event::LookedUp {
-                pod: adding.pod.clone(),
-                found: Ok(source::Lookup {
+            bench.looked_up(
+                &adding,
+                Ok(source::Lookup {
                     pod: Some(Arc::new(pod(n, false))),
                     ..source::Lookup::default()
                 }),
-            });
+            );
             assert_eq!(verdicts(&bench.take()), [Verdict::Pass]);
         } else {
             assert_eq!(looks(&effects), 0, "the whole directory is read again");
@@ -165,6 +154,6 @@ fn a_namespace_that_the_source_does_not_have_is_asked_for_once() {
         labels: Labels::new(),
     })));
     bench.apply(pod(4, false));
-    bench.tell(Event::SandboxPending(Box::new(sandbox(4, 1, true))));
+    bench.pending(&sandbox(4, 1, true));
     assert_eq!(looks(&bench.take()), 1);
 }
