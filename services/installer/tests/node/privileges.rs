@@ -68,7 +68,10 @@ fn its_only_sockets_are_unix_sockets_and_nothing_leaks() {
         assert!(node.health() == "ready" || number > 0);
     }
     node.wait_ready();
-    assert_eq!(descriptors().len(), found.len(), "{:?} {found:?}", descriptors());
+    // The connection of the last probe may still be open on the installer's side.
+    crate::support::wait_for(&format!("no more than {found:?}"), crate::support::SOON, || {
+        (descriptors().len() <= found.len()).then_some(())
+    });
     drop(broker);
 }
 
