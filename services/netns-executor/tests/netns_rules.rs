@@ -199,90 +199,92 @@ fn any_set_of_options_replaces_any_other() {
     }
 }
 
+/// Damage, and what of it is told.
+const DAMAGE: &[(&str, &str)] = &[
+    ("nft flush ruleset", "table inet sluice is missing"),
+    ("nft delete table inet sluice", "table inet sluice is missing"),
+    (
+        "nft flush chain inet sluice nat-output",
+        "chain nat-output lacks `oifname",
+    ),
+    (
+        "nft flush table inet sluice",
+        "chain raw-output lacks `udp dport 53",
+    ),
+    (
+        "nft insert rule inet sluice nat-output accept",
+        "chain nat-output has a rule that is not ours",
+    ),
+    (
+        "nft add rule inet sluice mangle-output drop",
+        "chain mangle-output has a rule that is not ours",
+    ),
+    ("nft add chain inet sluice extra", "chain extra is not ours"),
+    (
+        "nft add chain inet sluice extra; nft add rule inet sluice nat-output jump extra",
+        "chain extra is not ours",
+    ),
+    (
+        "nft 'add set inet sluice s { type ipv4_addr; }'",
+        "set s is not ours",
+    ),
+    (
+        "nft 'add set inet sluice s { type ipv4_addr; }'; nft add rule inet sluice nat-output ip daddr @s drop",
+        "set s is not ours",
+    ),
+    (
+        "nft 'add counter inet sluice c'",
+        "holds objects that are not ours",
+    ),
+    (
+        "nft 'add table inet sluice { flags dormant; }'",
+        "table inet sluice has flags 0x1",
+    ),
+    (
+        "nft 'add chain inet sluice nat-output { policy drop; }'",
+        "chain nat-output is not `type nat",
+    ),
+    (
+        "nft flush chain inet sluice nat-output; nft delete chain inet sluice nat-output",
+        "chain nat-output is missing",
+    ),
+    (
+        "nft 'delete table inet sluice; add table inet sluice; \
+         add chain inet sluice nat-output { type filter hook input priority 5; }'",
+        "chain nat-output is not `type nat",
+    ),
+    (
+        "ip rule del pref 32764",
+        "ip rule pref 32764 fwmark 0x111/0xfff lookup 100 is missing",
+    ),
+    (
+        "ip -6 rule del pref 32764",
+        "ip rule -6 pref 32764 fwmark 0x111/0xfff lookup 100 is missing",
+    ),
+    (
+        "ip route flush table 100",
+        "ip route local default dev lo table 100 is missing",
+    ),
+    (
+        "ip -6 route flush table 100",
+        "ip route -6 local default dev lo table 100 is missing",
+    ),
+    (
+        "ip route flush table 100; ip route add blackhole default table 100",
+        "ip route local default dev lo table 100 is missing",
+    ),
+    (
+        "ip rule del pref 32764; ip rule add pref 32764 fwmark 0x111/0xff lookup 100",
+        "ip rule pref 32764",
+    ),
+];
+
 #[test]
 fn damage_is_named_and_repaired() {
     let desired = Desired::Ambient(AmbientOptions::default());
-    let cases = [
-        ("nft flush ruleset", "table inet sluice is missing"),
-        ("nft delete table inet sluice", "table inet sluice is missing"),
-        (
-            "nft flush chain inet sluice nat-output",
-            "chain nat-output lacks `oifname",
-        ),
-        (
-            "nft flush table inet sluice",
-            "chain raw-output lacks `udp dport 53",
-        ),
-        (
-            "nft insert rule inet sluice nat-output accept",
-            "chain nat-output has a rule that is not ours",
-        ),
-        (
-            "nft add rule inet sluice mangle-output drop",
-            "chain mangle-output has a rule that is not ours",
-        ),
-        ("nft add chain inet sluice extra", "chain extra is not ours"),
-        (
-            "nft add chain inet sluice extra; nft add rule inet sluice nat-output jump extra",
-            "chain extra is not ours",
-        ),
-        (
-            "nft 'add set inet sluice s { type ipv4_addr; }'",
-            "set s is not ours",
-        ),
-        (
-            "nft 'add set inet sluice s { type ipv4_addr; }'; nft add rule inet sluice nat-output ip daddr @s drop",
-            "set s is not ours",
-        ),
-        (
-            "nft 'add counter inet sluice c'",
-            "holds objects that are not ours",
-        ),
-        (
-            "nft 'add table inet sluice { flags dormant; }'",
-            "table inet sluice has flags 0x1",
-        ),
-        (
-            "nft 'add chain inet sluice nat-output { policy drop; }'",
-            "chain nat-output is not `type nat",
-        ),
-        (
-            "nft flush chain inet sluice nat-output; nft delete chain inet sluice nat-output",
-            "chain nat-output is missing",
-        ),
-        (
-            "nft 'delete table inet sluice; add table inet sluice; \
-             add chain inet sluice nat-output { type filter hook input priority 5; }'",
-            "chain nat-output is not `type nat",
-        ),
-        (
-            "ip rule del pref 32764",
-            "ip rule pref 32764 fwmark 0x111/0xfff lookup 100 is missing",
-        ),
-        (
-            "ip -6 rule del pref 32764",
-            "ip rule -6 pref 32764 fwmark 0x111/0xfff lookup 100 is missing",
-        ),
-        (
-            "ip route flush table 100",
-            "ip route local default dev lo table 100 is missing",
-        ),
-        (
-            "ip -6 route flush table 100",
-            "ip route -6 local default dev lo table 100 is missing",
-        ),
-        (
-            "ip route flush table 100; ip route add blackhole default table 100",
-            "ip route local default dev lo table 100 is missing",
-        ),
-        (
-            "ip rule del pref 32764; ip rule add pref 32764 fwmark 0x111/0xff lookup 100",
-            "ip rule pref 32764",
-        ),
-    ];
     let netns = Netns::new();
     let pod = netns.sockets();
-    for (damage, name) in cases {
+    for (damage, name) in DAMAGE {
         apply(&pod, &desired).unwrap();
         let before = generation(&pod).unwrap();
         netns.sh(damage);

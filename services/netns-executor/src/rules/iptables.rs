@@ -11,6 +11,7 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use sluice_proto::ambient::AmbientOptions;
+use sluice_proto::id::InterfaceName;
 
 use super::{
     Action, Chain, ChainKind, Family, Hook, Is, MARK_LOCAL_REPLY, MARK_PROXY, Match, PORT_DNS, PORT_HBONE,
@@ -144,34 +145,8 @@ fn entries(options: &AmbientOptions, family: Family) -> Vec<Entry> {
     };
     let dns = options.dns_capture;
     let inbound = !options.bypass_inbound_capture;
-    let mut list = vec![
-        jump("mangle", "PREROUTING", PREROUTING),
-        jump("mangle", "OUTPUT", OUTPUT),
-        jump("nat", "OUTPUT", OUTPUT),
-    ];
-    if dns {
-        list.push(jump("raw", "PREROUTING", PREROUTING));
-        list.push(jump("raw", "OUTPUT", OUTPUT));
-    }
-    list.push(jump("nat", "PREROUTING", PREROUTING));
-    for interface in &options.virtual_interfaces {
-        let matches = || {
-            vec![
-                Match::InInterface(Is::Equal, interface.clone()),
-                Match::Protocol(Protocol::Tcp),
-            ]
-        };
-        let text = format!("-i {interface} -p tcp -j REDIRECT --to-ports 15001");
-        list.push(entry(
-            "nat",
-            PREROUTING,
-            text,
-            matches(),
-            Action::Redirect(PORT_OUTBOUND),
-        ));
-        let text = format!("-i {interface} -p tcp -j RETURN");
-        list.push(entry("nat", PREROUTING, text, matches(), Action::Accept));
-    }
+    let mut list = jumps(dns);
+    list.extend(options.virtual_interfaces.iter().flat_map(interface_entries));
     list.push(entry(
         "mangle",
         PREROUTING,
@@ -225,6 +200,47 @@ fn entries(options: &AmbientOptions, family: Family) -> Vec<Entry> {
     }
     list.extend(outbound_entries(loopback, loopback_text));
     list
+}
+
+/// From the built-in chains to our own.
+fn jumps(dns: bool) -> Vec<Entry> {
+    let mut list = vec![
+        jump("mangle", "PREROUTING", PREROUTING),
+        jump("mangle", "OUTPUT", OUTPUT),
+        jump("nat", "OUTPUT", OUTPUT),
+    ];
+    if dns {
+        list.push(jump("raw", "PREROUTING", PREROUTING));
+        list.push(jump("raw", "OUTPUT", OUTPUT));
+    }
+    list.push(jump("nat", "PREROUTING", PREROUTING));
+    list
+}
+
+/// TCP that arrives on a virtual interface counts as outbound.
+fn interface_entries(interface: &InterfaceName) -> [Entry; 2] {
+    let matches = || {
+        vec![
+            Match::InInterface(Is::Equal, interface.clone()),
+            Match::Protocol(Protocol::Tcp),
+        ]
+    };
+    [
+        entry(
+            "nat",
+            PREROUTING,
+            format!("-i {interface} -p tcp -j REDIRECT --to-ports 15001"),
+            matches(),
+            Action::Redirect(PORT_OUTBOUND),
+        ),
+        entry(
+            "nat",
+            PREROUTING,
+            format!("-i {interface} -p tcp -j RETURN"),
+            matches(),
+            Action::Accept,
+        ),
+    ]
 }
 
 fn dns_entries(loopback: IpAddr, loopback_text: &str) -> [Entry; 4] {
