@@ -8,8 +8,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use nix::sys::socket::{SockType, getsockopt, sockopt};
 use nix::sys::stat::fstat;
 use nix::sys::statfs::{FsType, fstatfs};
-use sluice_proto::sandbox::NetnsIdentity;
+use sluice_proto::code::ErrorCode;
+use sluice_proto::sandbox::{Failure, NetnsIdentity};
 
+use crate::pool::COMPONENT;
 use crate::sys;
 
 /// One namespace never needs more: netns, netfilter, two route sockets, two legacy sockets.
@@ -92,6 +94,11 @@ pub enum DescriptorRefusal {
 }
 
 impl DescriptorRefusal {
+    /// As a failure of `stage`.
+    pub fn failure(&self, stage: &str) -> Failure {
+        Failure::new(ErrorCode::DescriptorRefused, COMPONENT, stage, self.to_string())
+    }
+
     /// Label of the counter.
     pub fn reason(&self) -> &'static str {
         match self {

@@ -78,14 +78,10 @@ async fn scratch(node: &Arc<Node>) -> Result<(), Failure> {
             return Ok(());
         }
     };
-    let opened = node.kernel.open(descriptors).map_err(|refusal| {
-        Failure::new(
-            ErrorCode::DescriptorRefused,
-            COMPONENT,
-            STAGE,
-            refusal.to_string(),
-        )
-    })?;
+    let opened = node
+        .kernel
+        .open(descriptors)
+        .map_err(|refusal| refusal.failure(STAGE))?;
     let reaper = node.reaper.clone();
     pool::run(STAGE, move || {
         let mut opened = opened;

@@ -155,14 +155,7 @@ impl Kernel for RealKernel {
         const STAGE: &str = "preflight";
         let sockets = match scratch {
             Some(received) => {
-                let received = self.sort(received).map_err(|refusal| {
-                    Failure::new(
-                        ErrorCode::DescriptorRefused,
-                        COMPONENT,
-                        STAGE,
-                        refusal.to_string(),
-                    )
-                })?;
+                let received = self.sort(received).map_err(|refusal| refusal.failure(STAGE))?;
                 sockets(received.netfilter, received.route)
             }
             None => PodSockets::open(),

@@ -100,12 +100,7 @@ pub fn begin(node: &Arc<Node>, request: Request) -> Result<Begun, Failure> {
                 owner,
             };
             node.metrics.refused_descriptor(refusal.reason());
-            return Err(Failure::new(
-                ErrorCode::DescriptorRefused,
-                COMPONENT,
-                STAGE,
-                refusal.to_string(),
-            ));
+            return Err(refusal.failure(STAGE));
         }
     }
     let created = create(node, &mut inner, request, &replaced);

@@ -235,12 +235,7 @@ pub(crate) async fn open(node: &Arc<Node>, request: &OpenerRequest) -> Result<Op
     node.kernel.open(descriptors).map_err(|refusal| {
         node.metrics.refused_descriptor(refusal.reason());
         tracing::warn!(target: "audit", error = %refusal, ?request, "descriptors of the opener refused");
-        OpenError::Refused(Failure::new(
-            ErrorCode::DescriptorRefused,
-            COMPONENT,
-            STAGE,
-            refusal.to_string(),
-        ))
+        OpenError::Refused(refusal.failure(STAGE))
     })
 }
 

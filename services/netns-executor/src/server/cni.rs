@@ -64,12 +64,7 @@ impl Cni {
             let peer = connection.preamble.peer;
             tracing::warn!(target: "audit", attachment = %key, %pod, peer_uid = peer.uid, peer_pid = peer.pid,
                 error = %refusal, "descriptors refused");
-            Failure::new(
-                ErrorCode::DescriptorRefused,
-                COMPONENT,
-                STAGE,
-                refusal.to_string(),
-            )
+            refusal.failure(STAGE)
         })?;
         let request = add::Request {
             attachment: key,

@@ -141,7 +141,7 @@ async fn offer(node: &Arc<Node>, of: DescriptorOf, descriptors: Vec<OwnedFd>) ->
     let opened = node.kernel.open(opened).map_err(|refusal| {
         node.metrics.refused_descriptor(refusal.reason());
         tracing::warn!(target: "audit", attachment = %handle.attachment, error = %refusal, "offered descriptor refused");
-        Failure::new(ErrorCode::DescriptorRefused, COMPONENT, STAGE, refusal.to_string())
+        refusal.failure(STAGE)
     })?;
     let identity = opened.identity.clone();
     recovery::offer(node, &handle, opened, false).await?;

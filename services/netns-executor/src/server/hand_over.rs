@@ -4,14 +4,12 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use sluice_proto::code::ErrorCode;
 use sluice_proto::id::Attachment;
 use sluice_proto::sandbox::Failure;
 
 use super::convert::unknown;
 use crate::descriptors::DescriptorRefusal;
 use crate::node::Node;
-use crate::pool::COMPONENT;
 use crate::sandbox::recovery;
 
 const STAGE: &str = "hand over";
@@ -19,12 +17,7 @@ const STAGE: &str = "hand over";
 fn refused(node: &Node, refusal: &DescriptorRefusal) -> Failure {
     node.metrics.refused_descriptor(refusal.reason());
     tracing::warn!(target: "audit", error = %refusal, "handed-over descriptors refused");
-    Failure::new(
-        ErrorCode::DescriptorRefused,
-        COMPONENT,
-        STAGE,
-        refusal.to_string(),
-    )
+    refusal.failure(STAGE)
 }
 
 /// The host's namespace. The first that comes in this life is believed, since the socket is root's alone; another
