@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use harness::{Broker, Executor, Pod, ambient, eventually};
-use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use sluice_netns_executor::kernel::Kernel;
 use sluice_netns_executor::kernel::real::RealKernel;
 use sluice_proto::pb::cni::add_response::Outcome;
@@ -36,26 +36,9 @@ struct Setup {
     broker: Broker,
 }
 
-fn netlink(protocol: SockProtocol) -> OwnedFd {
-    socket(
-        AddressFamily::Netlink,
-        SockType::Raw,
-        SockFlag::SOCK_CLOEXEC,
-        protocol,
-    )
-    .unwrap()
-}
-
 /// What the plugin hands over.
 fn hand_over(netns: &Netns) -> Vec<OwnedFd> {
-    netns.run(|| {
-        vec![
-            File::open("/proc/thread-self/ns/net").unwrap().into(),
-            netlink(SockProtocol::NetlinkNetFilter),
-            netlink(SockProtocol::NetlinkRoute),
-            netlink(SockProtocol::NetlinkRoute),
-        ]
-    })
+    netns.run(harness::hand_over)
 }
 
 async fn setup() -> Setup {

@@ -15,15 +15,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use caps::Capability;
-use harness::{Broker, Dial, Pod, ambient, eventually};
-use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
+use harness::{Broker, Dial, Pod, ambient, eventually, hand_over};
 use prost::Message as _;
 use sluice_proto::pb::cni::add_response::Outcome;
 use sluice_proto::pb::executor::adopt_response::Outcome as Adopted;
 use sluice_proto::pb::executor::sandbox_event::Event;
 use sluice_proto::pb::executor::{
-    DescriptorOf, DescriptorReply, DescriptorRequest, NodeStatusRequest, PreflightRequest, Sandbox,
-    descriptor_reply, descriptor_request,
+    DescriptorOf, DescriptorReply, DescriptorRequest, PreflightRequest, Sandbox, descriptor_reply,
+    descriptor_request,
 };
 use sluice_proto::pb::types::Mode;
 use sluice_proto::tombstone::Tombstone;
@@ -40,16 +39,6 @@ struct Setup {
     dial: Dial,
     // Last, so that the processes are gone before their namespaces.
     node: Node,
-}
-
-fn netlink(protocol: SockProtocol) -> OwnedFd {
-    socket(
-        AddressFamily::Netlink,
-        SockType::Raw,
-        SockFlag::SOCK_CLOEXEC,
-        protocol,
-    )
-    .unwrap()
 }
 
 impl Setup {
@@ -116,12 +105,7 @@ impl Setup {
         let mut broker = self.dial.broker().await;
         let deadline = tokio::time::Instant::now() + SOON;
         loop {
-            let status = broker
-                .client
-                .node_status(NodeStatusRequest {})
-                .await
-                .unwrap()
-                .into_inner();
+            let status = broker.status().await;
             if status.host_reachable {
                 return;
             }
@@ -145,14 +129,7 @@ impl Setup {
     }
 
     fn pod(pod: &sluice_testkit::pod::Pod) -> Pod {
-        let handed_over = pod.netns().run(|| {
-            vec![
-                File::open("/proc/thread-self/ns/net").unwrap().into(),
-                netlink(SockProtocol::NetlinkNetFilter),
-                netlink(SockProtocol::NetlinkRoute),
-                netlink(SockProtocol::NetlinkRoute),
-            ]
-        });
+        let handed_over = pod.netns().run(hand_over);
         Pod {
             container: pod.container_id().into(),
             ifname: "eth0".into(),
@@ -296,18 +273,14 @@ async fn a_running_pod_is_adopted_and_a_features_check_runs() {
 #[tokio::test]
 async fn privileges_are_net_admin_alone_and_no_inet_socket_is_open() {
     let s = Setup::start().await;
-    let pid = s.executor.as_ref().unwrap().pid();
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let field = |name: &str| {
-        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
-        line.split_whitespace().nth(1).unwrap().to_owned()
-    };
+    let executor = s.executor.as_ref().unwrap();
+    let (pid, status) = (executor.pid(), executor.status().unwrap());
     let net_admin = format!("{:016x}", 1_u64 << 12);
-    for set in ["CapPrm:", "CapEff:", "CapBnd:"] {
-        assert_eq!(field(set), net_admin, "{set}");
+    for set in ["CapPrm", "CapEff", "CapBnd"] {
+        assert_eq!(status.field(set), net_admin, "{set}");
     }
-    assert_eq!(field("NoNewPrivs:"), "1");
-    assert_eq!(field("Seccomp:"), "2");
+    assert_eq!(status.field("NoNewPrivs"), "1");
+    assert_eq!(status.field("Seccomp"), "2");
     for table in ["tcp", "tcp6", "udp", "udp6"] {
         let sockets = std::fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap();
         assert_eq!(sockets.lines().count(), 1, "{table}: {sockets}");

@@ -1,12 +1,16 @@
 //! An executor served in this process, and clients that speak to it over its real sockets.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+#[path = "broker.rs"]
+mod broker;
+
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 use prost::Message as _;
 use sluice_netns_executor::kernel::Kernel;
 use sluice_netns_executor::node::{Node, Settings};
@@ -18,19 +22,18 @@ use sluice_proto::paths::{Deadlines, RunDir};
 use sluice_proto::pb::cni::cni_service_client::CniServiceClient;
 use sluice_proto::pb::cni::{AddRequest, add_response};
 use sluice_proto::pb::executor::netns_executor_client::NetnsExecutorClient;
-use sluice_proto::pb::executor::sandbox_event::Event;
 use sluice_proto::pb::executor::{
-    CompleteRequest, CompleteResponse, DescriptorOf, DescriptorReply, DescriptorRequest, ProgramRequest,
-    ProgramResponse, Sandbox, SandboxEvent, WatchRequest, complete_request, descriptor_request,
+    DescriptorOf, DescriptorReply, DescriptorRequest, Sandbox, WatchRequest, descriptor_request,
 };
-use sluice_proto::pb::types::{self, Mode};
+use sluice_proto::pb::types;
 use sluice_proto::transport::grpc::{UdsChannel, origin};
 use sluice_proto::transport::preamble;
 use sluice_proto::transport::seqpacket::SeqpacketConnection;
 use sluice_proto::transport::uds::PeerPolicy;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tonic::Streaming;
+
+pub(crate) use broker::Broker;
 
 /// How clients reach an executor.
 #[derive(Clone)]
@@ -149,10 +152,9 @@ pub(crate) const SESSION: u64 = 1;
 
 impl Dial {
     pub(crate) async fn broker(&self) -> Broker {
-        let stream = tokio::net::UnixStream::connect(self.run.executor_socket())
+        let channel = UdsChannel::dial("executor", &self.run.executor_socket())
             .await
             .unwrap();
-        let channel = UdsChannel::handshake(stream).await.unwrap();
         let mut client = NetnsExecutorClient::with_origin(channel, origin());
         let request = WatchRequest {
             watcher: "ambient-broker of a test".into(),
@@ -174,6 +176,21 @@ impl Dial {
         stream.set_nonblocking(true).unwrap();
         let stream = tokio::net::UnixStream::from_std(stream).unwrap();
         CniServiceClient::with_origin(UdsChannel::handshake(stream).await.unwrap(), origin())
+    }
+
+    /// Takes the ADD of `pod` through, with a broker that enrols it.
+    pub(crate) async fn enrol(&self, broker: &mut Broker, pod: &Pod) -> Sandbox {
+        let add = self.add(pod);
+        let sandbox = broker.enrol().await;
+        add.await.unwrap();
+        sandbox
+    }
+
+    /// An admitted mesh pod.
+    pub(crate) async fn enrolled(&self, broker: &mut Broker, container: &str, uid: &str) -> Pod {
+        let pod = Pod::new(self, container, uid);
+        self.enrol(broker, &pod).await;
+        pod
     }
 
     /// Runs an ADD in a task of its own.
@@ -207,6 +224,20 @@ impl Dial {
             received.descriptors,
         )
     }
+}
+
+/// What the plugin hands over for the namespace of the calling thread.
+pub(crate) fn hand_over() -> Vec<OwnedFd> {
+    let netlink = |protocol| {
+        let flags = SockFlag::SOCK_CLOEXEC;
+        socket(AddressFamily::Netlink, SockType::Raw, flags, protocol).unwrap()
+    };
+    vec![
+        File::open("/proc/thread-self/ns/net").unwrap().into(),
+        netlink(SockProtocol::NetlinkNetFilter),
+        netlink(SockProtocol::NetlinkRoute),
+        netlink(SockProtocol::NetlinkRoute),
+    ]
 }
 
 /// What a test says about a pod. Its namespace is an ordinary file unless `descriptors` are given.
@@ -269,109 +300,8 @@ impl Pod {
     }
 }
 
-pub(crate) struct Broker {
-    pub(crate) client: NetnsExecutorClient<UdsChannel>,
-    pub(crate) events: Streaming<SandboxEvent>,
-}
-
 pub(crate) fn ambient() -> types::Desired {
     (&Desired::Ambient(AmbientOptions::default())).into()
-}
-
-impl Broker {
-    /// The next event that `wanted` takes; anything else is skipped.
-    pub(crate) async fn until<T>(&mut self, mut wanted: impl FnMut(Event) -> Option<T>) -> T {
-        let next = async {
-            loop {
-                let event = self
-                    .events
-                    .message()
-                    .await
-                    .unwrap()
-                    .expect("watch ended")
-                    .event
-                    .unwrap();
-                if let Some(found) = wanted(event) {
-                    return found;
-                }
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(5), next)
-            .await
-            .expect("event did not come")
-    }
-
-    pub(crate) async fn pending(&mut self) -> Sandbox {
-        self.until(|event| {
-            if let Event::Pending(sandbox) = event {
-                Some(sandbox)
-            } else {
-                None
-            }
-        })
-        .await
-    }
-
-    pub(crate) async fn gone(&mut self) -> (String, u64) {
-        self.until(|event| {
-            if let Event::Gone(gone) = event {
-                Some((gone.reason, gone.generation))
-            } else {
-                None
-            }
-        })
-        .await
-    }
-
-    pub(crate) async fn snapshot(&mut self) -> Vec<Sandbox> {
-        let mut sandboxes = Vec::new();
-        self.until(|event| match event {
-            Event::Present(sandbox) => {
-                sandboxes.push(sandbox);
-                None
-            }
-            Event::SnapshotDone(_) => Some(()),
-            _ => None,
-        })
-        .await;
-        sandboxes
-    }
-
-    pub(crate) async fn program(&mut self, sandbox: &Sandbox, desired: types::Desired) -> ProgramResponse {
-        let request = ProgramRequest {
-            attachment: sandbox.attachment.clone(),
-            generation: sandbox.generation,
-            pod_uid: sandbox.pod.as_ref().unwrap().uid.clone(),
-            desired: Some(desired),
-        };
-        self.client.program(request).await.unwrap().into_inner()
-    }
-
-    pub(crate) async fn admit(&mut self, sandbox: &Sandbox, mode: Mode) -> CompleteResponse {
-        self.complete(sandbox, complete_request::Verdict::Admit(mode.into()))
-            .await
-    }
-
-    pub(crate) async fn complete(
-        &mut self,
-        sandbox: &Sandbox,
-        verdict: complete_request::Verdict,
-    ) -> CompleteResponse {
-        let request = CompleteRequest {
-            attachment: sandbox.attachment.clone(),
-            generation: sandbox.generation,
-            verdict: Some(verdict),
-        };
-        self.client.complete(request).await.unwrap().into_inner()
-    }
-
-    /// Takes one ADD through as an ambient broker does.
-    pub(crate) async fn enrol(&mut self) -> Sandbox {
-        let sandbox = self.pending().await;
-        self.program(&sandbox, ambient()).await;
-        self.admit(&sandbox, Mode::Ambient).await;
-        sandbox
-    }
 }
 
 /// Waits until `condition` holds.

@@ -158,10 +158,7 @@ async fn identical_concurrent_adds_are_one() {
 #[tokio::test]
 async fn a_further_interface_of_the_same_pod_changes_nothing() {
     let mut s = setup().await;
-    let pod = Pod::new(&s.executor, "c1", "u1");
-    let add = s.executor.add(&pod);
-    s.broker.enrol().await;
-    add.await.unwrap();
+    let pod = s.executor.enrolled(&mut s.broker, "c1", "u1").await;
     let second = Pod {
         ifname: "net1".into(),
         ..pod.clone()

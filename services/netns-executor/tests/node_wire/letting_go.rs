@@ -19,9 +19,7 @@ impl Enrolled {
     async fn new() -> Self {
         let mut node = setup_with_opener().await;
         let pod = Pod::new(&node.executor, "c1", "u1");
-        let add = node.executor.add(&pod);
-        let sandbox = node.broker.enrol().await;
-        add.await.unwrap();
+        let sandbox = node.executor.enrol(&mut node.broker, &pod).await;
         Self { node, pod, sandbox }
     }
 

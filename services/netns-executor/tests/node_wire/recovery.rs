@@ -49,10 +49,7 @@ impl Broker {
 #[tokio::test]
 async fn a_path_names_the_namespace_and_an_older_sandbox_of_the_pod_makes_way() {
     let mut s = setup().await;
-    let first = Pod::new(&s.executor, "c1", "u1");
-    let add = s.executor.add(&first);
-    s.broker.enrol().await;
-    add.await.unwrap();
+    let first = s.executor.enrolled(&mut s.broker, "c1", "u1").await;
     let same = s
         .broker
         .adopt(&first, &["10.0.0.5"], Some(&first.path))
@@ -109,10 +106,7 @@ fn entry(address: &str, owner: &str) -> ProbeAddress {
 #[tokio::test]
 async fn the_probe_set_takes_only_addresses_of_its_owners_sandbox() {
     let mut s = setup().await;
-    let pod = Pod::new(&s.executor, "c1", "u1");
-    let add = s.executor.add(&pod);
-    s.broker.enrol().await;
-    add.await.unwrap();
+    s.executor.enrolled(&mut s.broker, "c1", "u1").await;
     let request = SyncProbeSetRequest {
         addresses: vec![
             entry("10.0.0.5", "u1"),
@@ -195,9 +189,7 @@ async fn an_add_waits_for_an_opener_that_is_on_its_way() {
 
 /// Stops the executor with one admitted mesh pod and starts another; no opener is connected.
 async fn restarted(mut s: Setup, pod: &Pod) -> (Executor, Broker, FakeKernel, PathBuf) {
-    let add = s.executor.add(pod);
-    s.broker.enrol().await;
-    add.await.unwrap();
+    s.executor.enrol(&mut s.broker, pod).await;
     drop((s.broker, s.opener));
     let executor = s.executor.restart().await;
     let broker = executor.broker().await;
@@ -248,10 +240,7 @@ async fn a_namespace_is_not_given_up_while_a_process_of_the_pod_or_its_path_is_t
 #[tokio::test]
 async fn a_tombstone_written_while_the_sockets_are_bound_is_honoured() {
     let mut s = setup().await;
-    let pod = Pod::new(&s.executor, "c1", "u1");
-    let add = s.executor.add(&pod);
-    s.broker.enrol().await;
-    add.await.unwrap();
+    let pod = s.executor.enrolled(&mut s.broker, "c1", "u1").await;
     let tombstone = |deleted_unix_ms| Tombstone {
         attachment: pod.attachment().try_into().unwrap(),
         deleted_unix_ms,
@@ -303,14 +292,20 @@ async fn the_same_add_again_mends_what_is_not_as_recorded() {
     ));
 }
 
-#[tokio::test]
-async fn rules_whose_programming_fails_after_the_commit_are_taken_back_or_watched() {
-    let mut s = setup().await;
+/// An admitted pod outside the mesh.
+async fn outside(s: &mut Setup) -> (Pod, Sandbox) {
     let pod = Pod::new(&s.executor, "c1", "u1");
     let add = s.executor.add(&pod);
     let sandbox = s.broker.pending().await;
     s.broker.admit(&sandbox, Mode::None).await;
     add.await.unwrap();
+    (pod, sandbox)
+}
+
+#[tokio::test]
+async fn rules_whose_programming_fails_after_the_commit_are_taken_back_or_watched() {
+    let mut s = setup().await;
+    let (pod, sandbox) = outside(&mut s).await;
     s.kernel.state().failing.insert("apply-late");
     let outcome = s.broker.program(&sandbox, ambient()).await.outcome.unwrap();
     assert!(
@@ -336,11 +331,7 @@ async fn rules_whose_programming_fails_after_the_commit_are_taken_back_or_watche
 #[tokio::test]
 async fn what_cannot_be_programmed_now_is_not_programmed_later() {
     let mut s = setup().await;
-    let pod = Pod::new(&s.executor, "c1", "u1");
-    let add = s.executor.add(&pod);
-    let sandbox = s.broker.pending().await;
-    s.broker.admit(&sandbox, Mode::None).await;
-    add.await.unwrap();
+    let (pod, sandbox) = outside(&mut s).await;
     drop((s.broker, s.opener));
     let executor = s.executor.restart().await;
     let mut broker = executor.broker().await;

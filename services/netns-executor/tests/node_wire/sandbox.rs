@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sluice_proto::ambient::Desired;
 use sluice_proto::pb::executor::sandbox_event::Event;
-use sluice_proto::pb::executor::{NodeStatusRequest, RetireRequest, RetireResponse, program_response};
+use sluice_proto::pb::executor::{RetireRequest, RetireResponse, program_response};
 use sluice_proto::pb::types::Mode;
 
 use crate::harness::{Pod, ambient, eventually};
@@ -14,10 +14,7 @@ use crate::setup::{admitted, refused, setup};
 #[tokio::test]
 async fn a_retry_with_another_netns_replaces_the_sandboxes_before_it() {
     let mut s = setup().await;
-    let first = Pod::new(&s.executor, "c1", "u1");
-    let add = s.executor.add(&first);
-    s.broker.enrol().await;
-    add.await.unwrap();
+    let first = s.executor.enrolled(&mut s.broker, "c1", "u1").await;
     let second = Pod::new(&s.executor, "c2", "u1");
     let add = s.executor.add(&second);
     assert_eq!(s.broker.gone().await.0, "replaced");
@@ -55,10 +52,7 @@ async fn another_netns_under_the_same_key_ends_the_old_generation() {
 #[tokio::test]
 async fn descriptors_of_another_sandbox_of_the_host_or_none_are_refused_and_counted() {
     let mut s = setup().await;
-    let pod = Pod::new(&s.executor, "c1", "u1");
-    let add = s.executor.add(&pod);
-    s.broker.enrol().await;
-    add.await.unwrap();
+    let pod = s.executor.enrolled(&mut s.broker, "c1", "u1").await;
     let thief = Pod {
         container: "c2".into(),
         uid: "u2".into(),
@@ -80,13 +74,7 @@ async fn descriptors_of_another_sandbox_of_the_host_or_none_are_refused_and_coun
         ..Pod::new(&s.executor, "c4", "u4")
     };
     assert_eq!(refused(s.executor.add(&nothing).await.unwrap()).code, "EXE-FD");
-    let status = s
-        .broker
-        .client
-        .node_status(NodeStatusRequest {})
-        .await
-        .unwrap()
-        .into_inner();
+    let status = s.broker.status().await;
     let counted: Vec<_> = status
         .refused_descriptors
         .iter()
@@ -99,10 +87,7 @@ async fn descriptors_of_another_sandbox_of_the_host_or_none_are_refused_and_coun
 #[tokio::test]
 async fn drift_is_shown_repaired_and_told() {
     let mut s = setup().await;
-    let pod = Pod::new(&s.executor, "c1", "u1");
-    let add = s.executor.add(&pod);
-    s.broker.enrol().await;
-    add.await.unwrap();
+    let pod = s.executor.enrolled(&mut s.broker, "c1", "u1").await;
     s.kernel.state().netns.get_mut(&pod.inode()).unwrap().damaged = true;
     let broken = s
         .broker
@@ -138,10 +123,7 @@ async fn drift_is_shown_repaired_and_told() {
 #[tokio::test]
 async fn a_vanished_interface_ends_the_sandbox() {
     let mut s = setup().await;
-    let pod = Pod::new(&s.executor, "c1", "u1");
-    let add = s.executor.add(&pod);
-    s.broker.enrol().await;
-    add.await.unwrap();
+    let pod = s.executor.enrolled(&mut s.broker, "c1", "u1").await;
     s.kernel
         .state()
         .netns
@@ -162,9 +144,7 @@ async fn gc_removes_what_is_not_listed_in_its_own_network() {
         Pod::new(&s.executor, "c2", "u2"),
     ];
     for pod in &pods {
-        let add = s.executor.add(pod);
-        s.broker.enrol().await;
-        add.await.unwrap();
+        s.executor.enrol(&mut s.broker, pod).await;
     }
     let mut plugin = s.executor.plugin(Vec::new()).await;
     let gc = |network: &str| sluice_proto::pb::cni::GcRequest {
@@ -225,9 +205,7 @@ async fn after_a_restart_everything_is_listed_and_a_tombstone_is_honoured() {
             address: format!("10.0.0.{i}"),
             ..pod.clone()
         };
-        let add = s.executor.add(&pod);
-        s.broker.enrol().await;
-        add.await.unwrap();
+        s.executor.enrol(&mut s.broker, &pod).await;
     }
     drop(s.broker);
     let tombstone = sluice_proto::tombstone::Tombstone {
@@ -246,12 +224,7 @@ async fn after_a_restart_everything_is_listed_and_a_tombstone_is_honoured() {
     assert!(!snapshot[0].reachable && snapshot[0].broken.is_some());
     assert_eq!(snapshot[0].programmed, Some(ambient()));
     assert_eq!(std::fs::read_dir(executor.run.tombstones()).unwrap().count(), 0);
-    let status = broker
-        .client
-        .node_status(NodeStatusRequest {})
-        .await
-        .unwrap()
-        .into_inner();
+    let status = broker.status().await;
     assert_eq!(status.probe_set.len(), 1);
 
     let executor = Arc::new(executor);
