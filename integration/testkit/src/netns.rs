@@ -194,15 +194,7 @@ impl Place {
         on_thread(|| {
             self.enter_or_panic();
             unshare(CloneFlags::CLONE_NEWNET)?;
-            File::create(path)?;
-            let none = None::<&str>;
-            nix::mount::mount(
-                Some("/proc/thread-self/ns/net"),
-                path,
-                none,
-                MsFlags::MS_BIND,
-                none,
-            )?;
+            mount_current_at(path)?;
             let netns = Netns::current()?;
             let made = f(&netns)?;
             Ok((netns, made))
@@ -211,18 +203,7 @@ impl Place {
 
     /// Mounts this place's netns at `path`, inside its mount namespace.
     pub(crate) fn mount_own_netns_at(&self, path: &Path) -> io::Result<()> {
-        self.run(|| {
-            File::create(path)?;
-            let none = None::<&str>;
-            nix::mount::mount(
-                Some("/proc/thread-self/ns/net"),
-                path,
-                none,
-                MsFlags::MS_BIND,
-                none,
-            )?;
-            Ok(())
-        })
+        self.run(|| mount_current_at(path))
     }
 
     /// Takes the mount at `path` away and removes the file.
@@ -238,6 +219,20 @@ impl Place {
             panic!("cannot enter the namespaces (root is needed): {errno}");
         }
     }
+}
+
+/// Mounts the calling thread's netns at `path`.
+fn mount_current_at(path: &Path) -> io::Result<()> {
+    File::create(path)?;
+    let none = None::<&str>;
+    nix::mount::mount(
+        Some("/proc/thread-self/ns/net"),
+        path,
+        none,
+        MsFlags::MS_BIND,
+        none,
+    )?;
+    Ok(())
 }
 
 fn on_thread<T: Send>(f: impl FnOnce() -> T + Send) -> T {

@@ -3,12 +3,13 @@
 #![expect(unsafe_code, reason = "Command::pre_exec")]
 #![expect(clippy::disallowed_methods, reason = "the one process module of the testkit")]
 
+mod identity;
 pub mod status;
 mod tool;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -18,8 +19,10 @@ use std::time::Duration;
 use anyhow::Context;
 pub use caps::Capability;
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::{Gid, Pid, Uid};
+use nix::unistd::Pid;
 
+use self::identity::Descent;
+pub use self::identity::Identity;
 use self::status::ProcStatus;
 pub(crate) use self::tool::start_captured;
 pub use self::tool::{json, output, text};
@@ -27,37 +30,6 @@ use crate::cgroup::PodCgroup;
 use crate::netns::Place;
 use crate::pod::lock;
 use crate::wait::poll_until;
-
-/// What a process runs as.
-#[derive(Debug, Clone)]
-pub struct Identity {
-    /// User and group id.
-    pub uid: u32,
-    /// Supplementary groups.
-    pub groups: Vec<u32>,
-    /// Bounding, permitted and effective set; a non-root user gets an empty permitted set whatever is listed here.
-    pub capabilities: Vec<Capability>,
-}
-
-impl Identity {
-    /// uid 0 with exactly these capabilities, as a container has them.
-    pub fn root_with(capabilities: &[Capability]) -> Self {
-        Self {
-            uid: 0,
-            groups: Vec::new(),
-            capabilities: capabilities.to_vec(),
-        }
-    }
-
-    /// A user other than root, without capabilities.
-    pub fn user(uid: u32) -> Self {
-        Self {
-            uid,
-            groups: Vec::new(),
-            capabilities: Vec::new(),
-        }
-    }
-}
 
 /// A process to be started, any number of times.
 #[derive(Debug)]
@@ -209,49 +181,6 @@ impl Spawn {
         let mut command = self.command()?;
         on_spawner(move || command.spawn())?
             .with_context(|| format!("starting {} ({})", self.name, self.program.display()))
-    }
-}
-
-/// An [`Identity`] worked out before the fork.
-#[derive(Debug)]
-struct Descent {
-    uid: u32,
-    groups: Vec<Gid>,
-    dropped: Vec<Capability>,
-}
-
-impl Descent {
-    fn plan(identity: &Identity) -> Self {
-        Self {
-            uid: identity.uid,
-            groups: identity.groups.iter().copied().map(Gid::from_raw).collect(),
-            dropped: caps::all()
-                .into_iter()
-                .filter(|c| !identity.capabilities.contains(c))
-                .collect(),
-        }
-    }
-
-    /// As container runtimes do: bounding set, groups, user, NoNewPrivs. At exec, uid 0 gets the bounding set as
-    /// permitted and effective set, another user gets nothing (capabilities(7)).
-    fn descend(&self) -> io::Result<()> {
-        for capability in &self.dropped {
-            // A capability the running kernel does not know is not there to be dropped.
-            let _ = caps::drop(None, caps::CapSet::Bounding, *capability);
-        }
-        nix::unistd::setgroups(&self.groups)?;
-        nix::unistd::setresgid(
-            Gid::from_raw(self.uid),
-            Gid::from_raw(self.uid),
-            Gid::from_raw(self.uid),
-        )?;
-        nix::unistd::setresuid(
-            Uid::from_raw(self.uid),
-            Uid::from_raw(self.uid),
-            Uid::from_raw(self.uid),
-        )?;
-        nix::sys::prctl::set_no_new_privs()?;
-        Ok(())
     }
 }
 
