@@ -231,8 +231,7 @@ impl Mesh {
             .build()?;
         runtime.block_on(async {
             let work = async {
-                let stream = tokio::net::UnixStream::connect(self.run.workload_socket()).await?;
-                let channel = UdsChannel::handshake(stream).await?;
+                let channel = UdsChannel::dial("broker", &self.run.workload_socket()).await?;
                 call(PodNetnsClient::with_origin(channel, origin())).await
             };
             tokio::time::timeout(SOON, work)

@@ -1,6 +1,7 @@
 //! Every change of every pod from a moment on, as the broker's subscribers are told.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -28,25 +29,15 @@ impl PodWatch {
         let socket = mesh.run.workload_socket();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let (stop, stopped) = oneshot::channel();
-        let (ready, listed) = std::sync::mpsc::channel();
+        let (ready, listed) = mpsc::channel();
         let remembered = seen.clone();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        let follow = async move {
-            let stream = tokio::net::UnixStream::connect(socket).await?;
-            let channel = UdsChannel::handshake(stream).await?;
-            let mut client = PodNetnsClient::with_origin(channel, origin());
-            let mut events = client.subscribe(SubscribeRequest {}).await?.into_inner();
-            while let Some(event) = events.message().await? {
-                match event.event {
-                    Some(pod_event::Event::SnapshotDone(_)) => drop(ready.send(())),
-                    Some(pod_event::Event::Changed(pod)) => lock(&remembered).push(pod),
-                    _ => {}
-                }
-            }
-            anyhow::Ok(())
-        };
+        let follow = follow(socket, ready, move |pod| {
+            lock(&remembered).push(pod.clone());
+            true
+        });
         let thread = std::thread::spawn(move || {
             runtime.block_on(async {
                 tokio::select! { ended = follow => ended, _ = stopped => Ok(()) }
@@ -93,6 +84,26 @@ impl Drop for PodWatch {
             let _ = thread.join();
         }
     }
+}
+
+/// Follows the pods of the broker at `socket` until it ends or `told` wants no more; sends to `listed` once the present
+/// state has gone by.
+pub(crate) async fn follow(
+    socket: PathBuf,
+    listed: mpsc::Sender<()>,
+    mut told: impl FnMut(&PodStatus) -> bool,
+) -> anyhow::Result<()> {
+    let channel = UdsChannel::dial("broker", &socket).await?;
+    let mut client = PodNetnsClient::with_origin(channel, origin());
+    let mut events = client.subscribe(SubscribeRequest {}).await?.into_inner();
+    while let Some(event) = events.message().await? {
+        match event.event {
+            Some(pod_event::Event::SnapshotDone(_)) => drop(listed.send(())),
+            Some(pod_event::Event::Changed(pod)) if !told(&pod) => break,
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -4,12 +4,11 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use sluice_proto::pb::workload::pod_netns_client::PodNetnsClient;
-use sluice_proto::pb::workload::{PodState, SubscribeRequest, pod_event};
-use sluice_proto::transport::grpc::{UdsChannel, origin};
+use sluice_proto::pb::workload::PodState;
 use sluice_testkit::pod::Pod;
 
 use crate::mesh::Mesh;
+use crate::watch::follow;
 
 /// A subscription; ends with the broker.
 #[derive(Debug)]
@@ -24,24 +23,10 @@ impl Events {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        let follow = async move {
-            let channel = UdsChannel::handshake(tokio::net::UnixStream::connect(socket).await?).await?;
-            let mut client = PodNetnsClient::with_origin(channel, origin());
-            let mut events = client.subscribe(SubscribeRequest {}).await?.into_inner();
-            while let Some(event) = events.message().await? {
-                match event.event {
-                    Some(pod_event::Event::SnapshotDone(_)) => drop(ready.send(())),
-                    Some(pod_event::Event::Changed(pod)) => {
-                        let (state, uid) = (pod.state(), pod.pod.map(|pod| pod.uid).unwrap_or_default());
-                        if sender.send((Instant::now(), uid, state)).is_err() {
-                            break;
-                        }
-                    }
-                    _ => {}
-                }
-            }
-            anyhow::Ok(())
-        };
+        let follow = follow(socket, ready, move |pod| {
+            let uid = pod.pod.as_ref().map(|pod| pod.uid.clone()).unwrap_or_default();
+            sender.send((Instant::now(), uid, pod.state())).is_ok()
+        });
         std::thread::spawn(move || runtime.block_on(follow));
         listed
             .recv_timeout(Duration::from_secs(10))

@@ -1,17 +1,12 @@
 //! What Sluice refuses, and what it waits for.
 
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
-use sluice_proto::pb::cni::cni_service_client::CniServiceClient;
-use sluice_proto::pb::cni::{AddRequest, add_response};
-use sluice_proto::pb::types;
+use sluice_proto::pb::cni::add_response;
 use sluice_proto::pb::workload::PodState;
-use sluice_proto::transport::grpc::{UdsChannel, origin};
-use sluice_proto::transport::preamble;
 use sluice_testkit::cni::Attachment;
 use sluice_testkit::netns::Netns;
 use sluice_testkit::pod::Pod;
@@ -19,8 +14,9 @@ use sluice_testkit::pod::Pod;
 use super::kernel::View;
 use super::narrator::{Narrator, Step, ms};
 use super::stage::Stage;
+use crate::add_client::{AddClient, attachment, descriptors};
 use crate::manifests::PodOptions;
-use crate::mesh::{NETWORK, SOON};
+use crate::mesh::SOON;
 
 /// Descriptors that are not a new pod's.
 pub(super) fn forged(narrator: &mut Narrator, stage: &Stage) {
@@ -41,14 +37,12 @@ pub(super) fn forged(narrator: &mut Narrator, stage: &Stage) {
                 ("the executor's own", &own),
                 ("one that another pod has", stage.client.netns()),
             ] {
-                let mut descriptors = sockets(netns)?;
-                descriptors.insert(0, netns.as_fd().try_clone_to_owned()?);
-                refusals += u32::from(refused(step, stage, &pod, what, &descriptors)?);
+                refusals += u32::from(refused(step, stage, &pod, what, descriptors(netns)?)?);
             }
-            let mut descriptors = sockets(pod.netns())?;
-            descriptors.insert(0, File::open("/proc/version")?.into());
-            refusals += u32::from(refused(step, stage, &pod, "a regular file", &descriptors)?);
-            refusals += u32::from(refused(step, stage, &pod, "nothing", &[])?);
+            let mut sockets = descriptors(pod.netns())?;
+            sockets[0] = File::open("/proc/version")?.into();
+            refusals += u32::from(refused(step, stage, &pod, "a regular file", sockets)?);
+            refusals += u32::from(refused(step, stage, &pod, "nothing", Vec::new())?);
             let now = host_view.generation()?;
             step.saw(now == generation, format!("generation of the host's rules: {generation}, now {now}"));
             step.sums_up(format!("{refusals} of 5 refused and counted"));
@@ -57,30 +51,12 @@ pub(super) fn forged(narrator: &mut Narrator, stage: &Stage) {
     );
 }
 
-/// The netlink sockets that the plugin would open in `netns`.
-fn sockets(netns: &Netns) -> anyhow::Result<Vec<OwnedFd>> {
-    let open = |protocol| {
-        socket(
-            AddressFamily::Netlink,
-            SockType::Raw,
-            SockFlag::SOCK_CLOEXEC,
-            protocol,
-        )
-    };
-    let kinds = [
-        SockProtocol::NetlinkNetFilter,
-        SockProtocol::NetlinkRoute,
-        SockProtocol::NetlinkRoute,
-    ];
-    Ok(netns.run(|| kinds.into_iter().map(open).collect::<Result<_, _>>())?)
-}
-
 fn refused(
     step: &mut Step,
     stage: &Stage,
     pod: &Pod,
     what: &str,
-    descriptors: &[OwnedFd],
+    descriptors: Vec<OwnedFd>,
 ) -> anyhow::Result<bool> {
     let counted = |stage: &Stage| -> anyhow::Result<u64> {
         Ok(stage
@@ -100,50 +76,17 @@ fn refused(
 }
 
 /// ADD with these descriptors; `Err` says why it was refused.
-fn ask(stage: &Stage, pod: &Pod, descriptors: &[OwnedFd]) -> anyhow::Result<Result<(), String>> {
-    let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
-    let stream = preamble::connect(&stage.mesh.run.cni_socket(), &borrowed, Duration::from_secs(1))?;
-    stream.set_nonblocking(true)?;
-    let request = AddRequest {
-        attachment: Some(types::Attachment {
-            network_name: NETWORK.to_owned(),
-            container_id: pod.container_id().to_owned(),
-            ifname: "eth0".to_owned(),
-        }),
-        pod: Some(types::PodRef {
-            namespace: pod.namespace().to_owned(),
-            name: pod.name().to_owned(),
-            uid: pod.uid().to_owned(),
-        }),
-        netns_path: pod.netns_path().to_string_lossy().into_owned(),
-        addresses: pod.addresses().iter().map(ToString::to_string).collect(),
-        config_hash: String::new(),
-    };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    let call = async {
-        let channel = UdsChannel::handshake(tokio::net::UnixStream::from_std(stream)?).await?;
-        let mut client = CniServiceClient::with_origin(channel, origin());
-        anyhow::Ok(
-            match client
-                .add(request)
-                .await
-                .map(|answer| answer.into_inner().outcome)
-            {
-                Ok(Some(add_response::Outcome::Admitted(_))) => Ok(()),
-                Ok(Some(add_response::Outcome::Refused(failure))) => {
-                    Err(format!("{}: {}", failure.code, failure.cause))
-                }
-                Ok(other) => Err(format!("{other:?}")),
-                Err(status) => Err(format!("{}: {}", status.code(), status.message())),
-            },
-        )
-    };
-    runtime.block_on(async {
-        tokio::time::timeout(SOON, call)
-            .await
-            .context("no answer to a forged ADD")?
+fn ask(stage: &Stage, pod: &Pod, descriptors: Vec<OwnedFd>) -> anyhow::Result<Result<(), String>> {
+    let client = AddClient::new(&stage.mesh.run)?;
+    Ok(match client.add_with(pod, attachment(pod), descriptors) {
+        Ok(answer) => match answer.outcome {
+            Some(add_response::Outcome::Admitted(_)) => Ok(()),
+            Some(add_response::Outcome::Refused(failure)) => {
+                Err(format!("{}: {}", failure.code, failure.cause))
+            }
+            other => Err(format!("{other:?}")),
+        },
+        Err(error) => Err(format!("{error:#}")),
     })
 }
 
