@@ -52,6 +52,13 @@ impl Api {
             .with_context(|| format!("POST {path}"))
     }
 
+    /// Deletes the object, or all of the collection, at a path.
+    pub(crate) fn delete(&self, path: &str) -> anyhow::Result<()> {
+        self.request(Request::delete(path).body(Vec::new())?)
+            .map(drop)
+            .with_context(|| format!("DELETE {path}"))
+    }
+
     fn request(&self, request: Request<Vec<u8>>) -> anyhow::Result<Value> {
         Ok(self.runtime.block_on(self.client.request(request))?)
     }

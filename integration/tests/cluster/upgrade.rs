@@ -67,7 +67,7 @@ fn killing_each_service_twice_costs_no_request_and_delays_no_pod() -> anyhow::Re
 }
 
 /// Kills the service of a container and waits until its process 1 has started another.
-fn kill_service(cluster: &Cluster, sluice: &Sluice<'_>, init: &str) -> anyhow::Result<()> {
+pub(crate) fn kill_service(cluster: &Cluster, sluice: &Sluice<'_>, init: &str) -> anyhow::Result<()> {
     let service = sluice.service_pid(init)?;
     cluster.node(&["kill", "-KILL", &service])?;
     eventually("the service runs again", PATIENCE, || {
