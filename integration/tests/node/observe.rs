@@ -66,6 +66,7 @@ fn metrics_tell_every_stage_and_add_up() {
         (value("pods_expected") - 3.0).abs() < 0.1,
         "expected is not enrolled + broken + pending"
     );
+    assert!((value("pods_unprotected") - 2.0).abs() < 0.1);
     assert!((value("zds_connections{state=\"ready\"}") - 1.0).abs() < 0.1);
     for stage in [
         "connect",

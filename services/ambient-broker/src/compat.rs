@@ -308,6 +308,7 @@ mod tests {
                 uid: "uid-1".parse().unwrap(),
             },
             standing: Standing::Enrolled,
+            unprotected: false,
             verdict: String::new(),
             reason: "",
             last_error: None,

@@ -63,6 +63,7 @@ pub struct Metrics {
     start_to_ready_seconds: Gauge<f64, AtomicU64>,
     pods_expected: Gauge,
     pods_enrolled: Gauge,
+    pods_unprotected: Gauge,
     pods_pending: Gauge,
     pods_broken: Family<Reason, Gauge>,
     ztunnel_connected: Gauge,
@@ -92,6 +93,7 @@ impl Default for Metrics {
             start_to_ready_seconds: Gauge::default(),
             pods_expected: Gauge::default(),
             pods_enrolled: Gauge::default(),
+            pods_unprotected: Gauge::default(),
             pods_pending: Gauge::default(),
             pods_broken: Family::default(),
             ztunnel_connected: Gauge::default(),
@@ -149,6 +151,11 @@ impl Metrics {
             pods_expected
         );
         register!("pods_enrolled", "Pods in the mesh", pods_enrolled);
+        register!(
+            "pods_unprotected",
+            "Selected pods that run without being redirected",
+            pods_unprotected
+        );
         register!("pods_pending", "Selected pods on their way", pods_pending);
         register!("pods_broken", "Selected pods with a problem", pods_broken);
         register!("ztunnel_connected", "Live ztunnel connections", ztunnel_connected);
@@ -233,9 +240,10 @@ impl Metrics {
 
     /// Where the pods stand.
     pub fn standing(&self, reports: &[Arc<PodReport>]) {
-        let (mut enrolled, mut pending) = (0, 0);
+        let (mut enrolled, mut pending, mut unprotected) = (0, 0, 0);
         let mut broken: BTreeMap<&'static str, i64> = BTreeMap::new();
         for report in reports {
+            unprotected += i64::from(report.unprotected);
             match report.standing {
                 Standing::Enrolled => enrolled += 1,
                 Standing::Pending => pending += 1,
@@ -244,6 +252,7 @@ impl Metrics {
             }
         }
         self.pods_enrolled.set(enrolled);
+        self.pods_unprotected.set(unprotected);
         self.pods_pending.set(pending);
         self.pods_expected
             .set(enrolled + pending + broken.values().sum::<i64>());

@@ -7,10 +7,11 @@ use std::time::Duration;
 use sluice_proto::ambient::Desired;
 use sluice_proto::id::{Namespace, PodRef};
 use sluice_proto::sandbox::{Failure, NetnsIdentity};
+use sluice_selection::Phase;
 
 use super::effect::{Effect, Level};
 use super::event::ConnectionId;
-use super::pod::{Answer, Offer, Pod};
+use super::pod::{Answer, Current, Offer, Pod};
 use super::world::World;
 
 /// Where a pod stands.
@@ -35,6 +36,8 @@ pub struct PodReport {
     pub pod: PodRef,
     /// Where it stands.
     pub standing: Standing,
+    /// It runs without its traffic being redirected although it is selected.
+    pub unprotected: bool,
     /// Why it is in or out.
     pub verdict: String,
     /// For pending and broken: a stable reason.
@@ -189,6 +192,7 @@ impl World {
         PodReport {
             pod: pod.reference.clone(),
             standing,
+            unprotected: matches!(standing, Standing::Pending | Standing::Broken) && runs_unredirected(pod),
             verdict,
             reason,
             last_error: current
@@ -205,6 +209,16 @@ impl World {
                 .unwrap_or_default(),
         }
     }
+}
+
+/// Its containers run, and none of our rules is in its namespace.
+fn runs_unredirected(pod: &Pod) -> bool {
+    let runs = pod
+        .object
+        .as_ref()
+        .is_some_and(|object| object.phase == Phase::Running);
+    let redirected = |current: &Current| current.add.is_some() || current.rules != Desired::None;
+    runs && !pod.usable().is_some_and(redirected)
 }
 
 /// Why nothing can be decided about a pod of this namespace.

@@ -10,7 +10,10 @@ fn a_labelled_running_pod_is_enrolled_only_when_a_proxy_is_ready() {
     bench.changed(&sandbox);
     bench.fetched(&sandbox);
     bench.take();
-    bench.apply(pod(1, true));
+    bench.apply(source::Pod {
+        phase: Phase::Running,
+        ..pod(1, true)
+    });
     bench.pass(Duration::from_mins(1));
     assert!(
         programs(&bench.take()).is_empty(),
@@ -18,6 +21,7 @@ fn a_labelled_running_pod_is_enrolled_only_when_a_proxy_is_ready() {
     );
     let report = bench.report(1);
     assert_eq!((report.standing, report.reason), (Standing::Pending, "no-proxy"));
+    assert!(report.unprotected);
 
     bench.proxy(C1, &[]);
     let effects = bench.take();
@@ -43,6 +47,7 @@ fn a_labelled_running_pod_is_enrolled_only_when_a_proxy_is_ready() {
         [Effect::WriteStatus { enrolled: true, .. }]
     ));
     assert_eq!(bench.report(1).standing, Standing::Enrolled);
+    assert!(!bench.report(1).unprotected);
 }
 
 #[test]
