@@ -112,20 +112,37 @@ impl AsFd for Netns {
 pub struct MountNs(Arc<OwnedFd>);
 
 impl MountNs {
+    /// A private copy of others' mounts, with a `/proc` in which the caller's processes find themselves.
+    fn copied(others: File) -> io::Result<Self> {
+        on_thread(|| {
+            unshare(CloneFlags::CLONE_FS)?;
+            setns(others, CloneFlags::CLONE_NEWNS)?;
+            unshare_mounts()?;
+            let none = None::<&str>;
+            nix::mount::mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), none)?;
+            Self::current()
+        })
+    }
+
     /// A private copy of the calling thread's mounts.
     pub fn new() -> io::Result<Self> {
         on_thread(|| {
-            unshare(CloneFlags::CLONE_NEWNS)?;
-            nix::mount::mount(
-                None::<&str>,
-                "/",
-                None::<&str>,
-                MsFlags::MS_REC | MsFlags::MS_PRIVATE,
-                None::<&str>,
-            )?;
-            Ok(Self(Arc::new(File::open("/proc/thread-self/ns/mnt")?.into())))
+            unshare_mounts()?;
+            Self::current()
         })
     }
+
+    /// That of the calling thread.
+    fn current() -> io::Result<Self> {
+        Ok(Self(Arc::new(File::open("/proc/thread-self/ns/mnt")?.into())))
+    }
+}
+
+/// Gives the calling thread a private copy of its mounts.
+fn unshare_mounts() -> nix::Result<()> {
+    unshare(CloneFlags::CLONE_NEWNS)?;
+    let none = None::<&str>;
+    nix::mount::mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
 }
 
 /// Where something runs: in which namespaces. Default: where the caller is.
@@ -147,6 +164,15 @@ impl From<&Netns> for Place {
 }
 
 impl Place {
+    /// Where a process runs: its network, and a private copy of its mounts as they are now.
+    pub fn of_process(pid: u32) -> io::Result<Self> {
+        let open = |namespace: &str| File::open(format!("/proc/{pid}/ns/{namespace}"));
+        Ok(Self {
+            net: Some(Netns::from_fd(open("net")?.into())),
+            mount: Some(MountNs::copied(open("mnt")?)?),
+        })
+    }
+
     /// Moves the calling thread inside, for good. Makes system calls only, so it may run between fork and exec.
     pub fn enter(&self) -> nix::Result<()> {
         if let Some(mount) = &self.mount {

@@ -135,14 +135,21 @@ fn deleted_pods_are_let_go_of() -> anyhow::Result<()> {
     })
 }
 
-/// All nftables rules inside a pod's network namespace.
+/// All nftables rules, without their counters, inside a pod's network namespace.
 pub(crate) fn rules_of(cluster: &Cluster, namespace: &Namespace<'_>, pod: &str) -> anyhow::Result<String> {
     let netns = netns_of(cluster, &namespace.name, pod)?;
-    cluster.node(&["nsenter", &format!("--net={netns}"), "nft", "list", "ruleset"])
+    cluster.node(&[
+        "nsenter",
+        &format!("--net={netns}"),
+        "nft",
+        "--stateless",
+        "list",
+        "ruleset",
+    ])
 }
 
-/// Path, in the node, of a pod's network namespace.
-pub(crate) fn netns_of(cluster: &Cluster, namespace: &str, pod: &str) -> anyhow::Result<String> {
+/// The runtime's id of a pod's sandbox.
+pub(crate) fn sandbox_of(cluster: &Cluster, namespace: &str, pod: &str) -> anyhow::Result<String> {
     let id = cri(
         cluster,
         &[
@@ -156,7 +163,13 @@ pub(crate) fn netns_of(cluster: &Cluster, namespace: &str, pod: &str) -> anyhow:
             namespace,
         ],
     )?;
-    let state: serde_json::Value = serde_json::from_str(&cri(cluster, &["inspectp", id.trim()])?)?;
+    Ok(id.trim().to_owned())
+}
+
+/// Path, in the node, of a pod's network namespace.
+pub(crate) fn netns_of(cluster: &Cluster, namespace: &str, pod: &str) -> anyhow::Result<String> {
+    let id = sandbox_of(cluster, namespace, pod)?;
+    let state: serde_json::Value = serde_json::from_str(&cri(cluster, &["inspectp", &id])?)?;
     let namespaces = state
         .pointer("/info/runtimeSpec/linux/namespaces")
         .and_then(|list| list.as_array());

@@ -143,10 +143,23 @@ impl Cluster {
 
     /// Host path of a file in the node's own root, for sockets: through its process 1.
     pub(crate) fn node_path(&self, path: &str) -> anyhow::Result<PathBuf> {
+        Ok(PathBuf::from(format!("/proc/{}/root{path}", self.node_pid()?)))
+    }
+
+    /// The node's namespaces, for programs of this machine that are to run in them.
+    pub(crate) fn node_place(&self) -> anyhow::Result<Place> {
+        Ok(Place::of_process(self.node_pid()?)?)
+    }
+
+    /// Process 1 of the node, as seen from this machine.
+    fn node_pid(&self) -> anyhow::Result<u32> {
         let pids =
             std::fs::read_to_string(self.directory.join("node1/init.pid")).context("is the node up?")?;
-        let pid = pids.split_whitespace().next().context("empty pid file")?;
-        Ok(PathBuf::from(format!("/proc/{pid}/root{path}")))
+        Ok(pids
+            .split_whitespace()
+            .next()
+            .context("empty pid file")?
+            .parse()?)
     }
 
     /// Name of the node's cgroup, in every hierarchy (`integration/cluster/lib.sh`).

@@ -25,6 +25,7 @@ mod primaries;
 mod profile;
 mod refusal;
 mod scale;
+mod second_network;
 mod speed;
 mod uninstall;
 mod upgrade;

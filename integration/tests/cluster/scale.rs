@@ -53,15 +53,15 @@ fn ten_thousand_pods_elsewhere_cost_the_agent_hardly_any_memory() -> anyhow::Res
     })
 }
 
-/// Resident memory in bytes of all processes of a container, process 1 included.
+/// Resident memory in bytes of all processes of a container, process 1 included; what they share counts once.
 fn resident(cluster: &Cluster, sluice: &Sluice<'_>, container: &str) -> anyhow::Result<u64> {
     let init = sluice.init_pid(container)?;
     let mut total = 0;
     let mut next = vec![init];
     while let Some(pid) = next.pop() {
-        // proc_pid_status(5): VmRSS, in units of 1024 bytes.
-        let line = cluster.node(&["grep", "^VmRSS:", &format!("/proc/{pid}/status")])?;
-        let kibibytes = line.split_whitespace().nth(1).context("no VmRSS")?;
+        // proc_pid_smaps(5): Pss, in units of 1024 bytes.
+        let line = cluster.node(&["grep", "^Pss:", &format!("/proc/{pid}/smaps_rollup")])?;
+        let kibibytes = line.split_whitespace().nth(1).context("no Pss")?;
         total += kibibytes.parse::<u64>()? * 1024;
         let children = cluster.node(&["cat", &format!("/proc/{pid}/task/{pid}/children")])?;
         next.extend(children.split_whitespace().map(str::to_owned));
