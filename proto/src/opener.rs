@@ -36,6 +36,9 @@ pub enum OpenerRequest {
     },
     /// Sockets in a new, empty namespace, for preflight. Its `lo` is down: the opener may change no network.
     Scratch,
+    /// One `NETLINK_SOCK_DIAG` socket, which lists sockets, in the namespace whose descriptor comes with the request;
+    /// EPERM for the host's.
+    Diagnostics,
 }
 
 /// Which descriptors come with a reply, in this order: netns, netfilter, route, then these.
@@ -47,8 +50,8 @@ pub struct LegacyTables {
     pub ipv6: bool,
 }
 
-/// The opener's answer. `errno` 0 means success: three to five descriptors come along
-/// (none for [`OpenerRequest::Scan`]). ENOENT: no such path, candidate or pod.
+/// The opener's answer. `errno` 0 means success: three to five descriptors come along (none for
+/// [`OpenerRequest::Scan`], one for [`OpenerRequest::Diagnostics`]). ENOENT: no such path, candidate or pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenerReply {
     /// 0, or the error number (errno.h) of the step that failed.
@@ -68,6 +71,7 @@ impl OpenerRequest {
             Self::Scan => (4, 0, ""),
             Self::Candidate { uid, index } => (5, *index, uid.as_str()),
             Self::Scratch => (6, 0, ""),
+            Self::Diagnostics => (7, 0, ""),
         }
     }
 
@@ -108,6 +112,7 @@ impl OpenerRequest {
                 index: word(bytes, 8),
             }),
             6 => Ok(Self::Scratch),
+            7 => Ok(Self::Diagnostics),
             other => Err(malformed(&format!("kind {other} is not known"))),
         }
     }
@@ -166,6 +171,7 @@ mod tests {
                 index: 3,
             },
             OpenerRequest::Scratch,
+            OpenerRequest::Diagnostics,
         ] {
             assert_eq!(
                 OpenerRequest::decode(&request.encode().unwrap()).unwrap(),

@@ -20,7 +20,9 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
 
-use opener::{Fixture, SOON, accept, assert_sockets_in, candidate, cookie, inode, mount_at, sleeper};
+use opener::{
+    Fixture, SOON, accept, assert_sockets_in, candidate, cookie, inode, mount_at, protocol, sleeper,
+};
 
 #[test]
 fn every_way_to_name_a_namespace_gives_sockets_made_in_it() {
@@ -52,6 +54,23 @@ fn every_way_to_name_a_namespace_gives_sockets_made_in_it() {
     assert_eq!(links.lines().count(), 1, "{links}");
     assert!(links.contains(" lo:"), "{links}");
     assert_eq!(fixture.opener.status().unwrap().threads(), 1);
+}
+
+#[test]
+fn a_socket_that_lists_connections_is_made_in_a_pods_namespace_and_not_in_the_hosts() {
+    let fixture = Fixture::start();
+    let pod = Netns::new().unwrap();
+    let (reply, sockets) = fixture.ask_with(&OpenerRequest::Diagnostics, &[pod.as_fd()]);
+    assert_eq!((reply.errno, sockets.len()), (0, 1));
+    assert_eq!(cookie(&sockets[0]), pod.cookie().unwrap());
+    assert_eq!(protocol(&sockets[0]), libc::NETLINK_SOCK_DIAG);
+
+    let (reply, sockets) = fixture.ask_with(&OpenerRequest::Diagnostics, &[fixture.host.as_fd()]);
+    assert_eq!((Errno::from_raw(reply.errno), sockets.len()), (Errno::EPERM, 0));
+    let other_kind = std::fs::File::open("/proc/self/ns/uts").unwrap();
+    let (reply, _) = fixture.ask_with(&OpenerRequest::Diagnostics, &[other_kind.as_fd()]);
+    assert_eq!(Errno::from_raw(reply.errno), Errno::EINVAL);
+    assert_eq!(fixture.errno(&OpenerRequest::Diagnostics), Errno::EBADF);
 }
 
 #[test]

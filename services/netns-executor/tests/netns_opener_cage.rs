@@ -222,6 +222,26 @@ fn only_netlink_unix_and_datagram_sockets_can_be_made() {
     };
     assert_eq!(in_opener_cage(kinds), [Errno::ENOSYS; 6]);
     assert_eq!(in_keyhole_cage(kinds), [Errno::ENOSYS; 6]);
+    let protocols = || {
+        [
+            libc::NETLINK_ROUTE,
+            libc::NETLINK_SOCK_DIAG,
+            libc::NETLINK_NETFILTER,
+            libc::NETLINK_XFRM,
+            libc::NETLINK_AUDIT,
+            libc::NETLINK_KOBJECT_UEVENT,
+            libc::NETLINK_GENERIC,
+        ]
+        .map(|protocol| {
+            let (domain, kind) = (libc::AF_NETLINK.into(), libc::SOCK_RAW.into());
+            call(libc::SYS_socket, [domain, kind, protocol.into(), 0, 0])
+        })
+    };
+    let (made, refused) = (Errno::from_raw(0), Errno::ENOSYS);
+    assert_eq!(
+        in_opener_cage(protocols),
+        [made, made, made, refused, refused, refused, refused]
+    );
 }
 
 #[test]

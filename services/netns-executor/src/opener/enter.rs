@@ -2,7 +2,7 @@
 #![expect(clippy::disallowed_methods, reason = "the one netns module of netns-opener")]
 
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -26,17 +26,16 @@ pub(super) struct Opened {
 
 impl Opened {
     /// The descriptors in the order of the protocol.
-    pub(super) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+    pub(super) fn into_descriptors(self) -> Vec<OwnedFd> {
         [
-            Some(&self.netns),
-            Some(&self.netfilter),
-            Some(&self.route),
-            self.inet.as_ref(),
-            self.inet6.as_ref(),
+            Some(self.netns),
+            Some(self.netfilter),
+            Some(self.route),
+            self.inet,
+            self.inet6,
         ]
         .into_iter()
         .flatten()
-        .map(AsFd::as_fd)
         .collect()
     }
 
@@ -76,20 +75,30 @@ pub(super) fn open_scratch(proc: &Path) -> Result<Opened, Errno> {
     })
 }
 
+/// Opens a socket in `netns` that lists the sockets there.
+pub(super) fn open_diagnostics(netns: OwnedFd, proc: &Path) -> Result<OwnedFd, Errno> {
+    require_nsfs(&netns)?;
+    on_thread(proc, move |_| {
+        setns(&netns, CloneFlags::CLONE_NEWNET)?;
+        netlink(SockProtocol::NetlinkSockDiag)
+    })
+}
+
 /// The error number of an I/O error; EIO if it has none.
 pub(super) fn errno_of(error: &std::io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }
 
+fn netlink(protocol: SockProtocol) -> Result<OwnedFd, Errno> {
+    socket(
+        AddressFamily::Netlink,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC,
+        protocol,
+    )
+}
+
 fn open_sockets(netns: OwnedFd, proc: &Path) -> Result<Opened, Errno> {
-    let netlink = |protocol| {
-        socket(
-            AddressFamily::Netlink,
-            SockType::Raw,
-            SockFlag::SOCK_CLOEXEC,
-            protocol,
-        )
-    };
     let legacy = |names: &str, family| {
         // Only asking a legacy table about its content makes the kernel create it in this namespace, with its hooks:
         // so nothing is opened, and later asked, where this list is empty. It is unreadable in a pod with a user
@@ -109,9 +118,10 @@ fn open_sockets(netns: OwnedFd, proc: &Path) -> Result<Opened, Errno> {
     })
 }
 
-fn on_thread<F>(proc: &Path, work: F) -> Result<Opened, Errno>
+fn on_thread<T, F>(proc: &Path, work: F) -> Result<T, Errno>
 where
-    F: FnOnce(&Path) -> Result<Opened, Errno> + Send + 'static,
+    T: Send + 'static,
+    F: FnOnce(&Path) -> Result<T, Errno> + Send + 'static,
 {
     let proc: PathBuf = proc.to_owned();
     std::thread::Builder::new()

@@ -186,12 +186,12 @@ impl Opener {
             return Err(TransportError::Closed);
         }
         let request = OpenerRequest::decode(&received.bytes)?;
-        let (reply, opened) = match self.perform(&request, &mut received) {
+        let (reply, descriptors) = match self.perform(&request, &mut received) {
             Ok(done) => done,
             Err(error) => return Ok(Err(error.into())),
         };
         tracing::info!(target: "audit", request = ?request, errno = reply.errno, scanned = reply.scanned, "answered");
-        let descriptors = opened.as_ref().map(Opened::descriptors).unwrap_or_default();
+        let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
         send(connection, &reply.encode(), &descriptors)?;
         Ok(Ok(()))
     }
@@ -200,7 +200,7 @@ impl Opener {
         &mut self,
         request: &OpenerRequest,
         received: &mut Received,
-    ) -> Result<(OpenerReply, Option<Opened>), KeyholeError> {
+    ) -> Result<(OpenerReply, Vec<OwnedFd>), KeyholeError> {
         let proc = &self.options.host_proc;
         let netns = match request {
             OpenerRequest::Host => self.host.try_clone().map_err(|error| enter::errno_of(&error)),
@@ -217,11 +217,27 @@ impl Opener {
                 self.scan = scan.unwrap_or_default();
                 let mut reply = failed(errno);
                 reply.scanned = self.scan.scanned;
-                return Ok((reply, None));
+                return Ok((reply, Vec::new()));
             }
             OpenerRequest::Scratch => return Ok(outcome(enter::open_scratch(proc))),
+            OpenerRequest::Diagnostics => {
+                let netns = received.descriptors.pop().ok_or(Errno::EBADF);
+                return Ok(match netns.and_then(|netns| self.diagnostics(netns)) {
+                    Ok(socket) => (failed(0), vec![socket]),
+                    Err(errno) => (failed(errno as i32), Vec::new()),
+                });
+            }
         };
         Ok(outcome(netns.and_then(|netns| enter::open_in(netns, proc))))
+    }
+
+    /// Only pods are enrolled; with CAP_NET_ADMIN such a socket can also end connections, and the host's are nobody's
+    /// business.
+    fn diagnostics(&self, netns: OwnedFd) -> Result<OwnedFd, Errno> {
+        if scan::id_of(&netns)? == self.host_id {
+            return Err(Errno::EPERM);
+        }
+        enter::open_diagnostics(netns, &self.options.host_proc)
     }
 
     /// Waits until `connection` is readable, `limit` has passed, or a signal asks to stop.
@@ -244,14 +260,14 @@ impl Opener {
     }
 }
 
-fn outcome(opened: Result<Opened, Errno>) -> (OpenerReply, Option<Opened>) {
+fn outcome(opened: Result<Opened, Errno>) -> (OpenerReply, Vec<OwnedFd>) {
     match opened {
         Ok(opened) => {
             let mut reply = failed(0);
             reply.legacy = opened.legacy();
-            (reply, Some(opened))
+            (reply, opened.into_descriptors())
         }
-        Err(errno) => (failed(errno as i32), None),
+        Err(errno) => (failed(errno as i32), Vec::new()),
     }
 }
 

@@ -140,19 +140,28 @@ pub(crate) fn inode(fd: &OwnedFd) -> u64 {
 
 /// `SO_NETNS_COOKIE` of any socket.
 pub(crate) fn cookie(socket: &OwnedFd) -> u64 {
-    let (mut cookie, mut len) = (0_u64, 8);
-    // SAFETY: both pointers are to this frame, and `len` is the size of `cookie`.
+    u64::from_ne_bytes(option(socket, 71))
+}
+
+/// `SO_PROTOCOL` of any socket.
+pub(crate) fn protocol(socket: &OwnedFd) -> i32 {
+    i32::from_ne_bytes(option(socket, libc::SO_PROTOCOL))
+}
+
+fn option<const N: usize>(socket: &OwnedFd, option: libc::c_int) -> [u8; N] {
+    let (mut value, mut len) = ([0; N], libc::socklen_t::try_from(N).unwrap());
+    // SAFETY: both pointers are to this frame, and `len` is the size of `value`.
     let rc = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
-            71,
-            (&raw mut cookie).cast(),
+            option,
+            value.as_mut_ptr().cast(),
             &raw mut len,
         )
     };
-    assert_eq!(rc, 0);
-    cookie
+    assert_eq!((rc, usize::try_from(len).unwrap()), (0, N));
+    value
 }
 
 pub(crate) fn assert_sockets_in(netns: &Netns, reply: OpenerReply, descriptors: &[OwnedFd]) {
