@@ -13,6 +13,7 @@ use sluice_proto::pb::executor::Feature;
 use sluice_proto::sandbox::{Failure, NetnsIdentity};
 
 use crate::descriptors::DescriptorRefusal;
+pub use crate::netlink::Tracked;
 use crate::rules::RuleSet;
 
 pub mod fake;
@@ -47,6 +48,10 @@ pub trait Netns: Send {
 
     /// Connections that are the proxy's: translated to it, or HBONE to one of the pod's `own` addresses.
     fn redirected_connections(&mut self, own: &[IpAddr]) -> Result<u32, Failure>;
+
+    /// Makes conntrack know the TCP connections there are, so that none of them is taken for a new one. They are listed
+    /// through `diagnostics`, a socket from the opener, which is closed. Conntrack must see every packet already.
+    fn track_connections(&mut self, diagnostics: Vec<OwnedFd>) -> Result<Tracked, Failure>;
 
     /// Whether an interface of this name exists.
     fn has_interface(&mut self, name: &InterfaceName) -> Result<bool, Failure>;

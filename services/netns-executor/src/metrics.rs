@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use sluice_proto::pb::executor;
 
+use crate::kernel::Tracked;
+
 /// Upper bounds of the histograms' buckets, in seconds; the last bucket has none.
 pub const BOUNDS: [f64; 12] = [
     0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 2.0, 10.0,
@@ -59,6 +61,8 @@ pub struct Metrics {
     refused_peers: Mutex<BTreeMap<&'static str, u64>>,
     repaired_pods: AtomicU64,
     repaired_host: AtomicU64,
+    tracked_connections: Mutex<BTreeMap<&'static str, u64>>,
+    unlisted_enrolments: AtomicU64,
 }
 
 impl Metrics {
@@ -77,12 +81,12 @@ impl Metrics {
 
     /// Descriptors were refused.
     pub fn refused_descriptor(&self, reason: &'static str) {
-        count(&self.refused_descriptors, reason);
+        count(&self.refused_descriptors, reason, 1);
     }
 
     /// A peer was refused at a socket.
     pub fn refused_peer(&self, socket: &'static str) {
-        count(&self.refused_peers, socket);
+        count(&self.refused_peers, socket, 1);
     }
 
     /// A pod's namespace was repaired.
@@ -95,12 +99,30 @@ impl Metrics {
         self.repaired_host.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Conntrack was told of a running pod's connections.
+    pub fn tracked(&self, tracked: &Tracked) {
+        for (outcome, connections) in [
+            ("made", tracked.made),
+            ("known", tracked.known),
+            ("refused", tracked.refused),
+        ] {
+            count(&self.tracked_connections, outcome, connections.into());
+        }
+    }
+
+    /// A running pod is enrolled although its connections could not be listed.
+    pub fn unlisted_enrolment(&self) {
+        self.unlisted_enrolments.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Writes everything into a status.
     pub fn report(&self, status: &mut executor::NodeStatusResponse) {
         status.repaired_pods = self.repaired_pods.load(Ordering::Relaxed);
         status.repaired_host = self.repaired_host.load(Ordering::Relaxed);
         status.refused_descriptors = counters(&self.refused_descriptors);
         status.refused_peers = counters(&self.refused_peers);
+        status.tracked_connections = counters(&self.tracked_connections);
+        status.unlisted_enrolments = self.unlisted_enrolments.load(Ordering::Relaxed);
         let stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
         status.add_seconds = stages
             .iter()
@@ -121,9 +143,9 @@ impl Metrics {
     }
 }
 
-fn count(counters: &Mutex<BTreeMap<&'static str, u64>>, label: &'static str) {
+fn count(counters: &Mutex<BTreeMap<&'static str, u64>>, label: &'static str, number: u64) {
     let mut counters = counters.lock().unwrap_or_else(PoisonError::into_inner);
-    *counters.entry(label).or_default() += 1;
+    *counters.entry(label).or_default() += number;
 }
 
 fn counters(counters: &Mutex<BTreeMap<&'static str, u64>>) -> Vec<executor::Counter> {

@@ -18,6 +18,7 @@ use crate::pool::COMPONENT;
 
 pub mod add;
 pub mod adopt;
+mod connections;
 mod end;
 mod examine;
 mod links;

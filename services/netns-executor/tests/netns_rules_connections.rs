@@ -7,89 +7,15 @@
 
 #[path = "support/netns.rs"]
 mod netns;
+#[path = "support/stage.rs"]
+mod stage;
 
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use netns::Netns;
 use sluice_netns_executor::netlink::apply;
 use sluice_proto::ambient::{AmbientOptions, Desired};
-
-const REMOTE: &str = "192.0.2.1:80";
-
-/// A pod and what is outside of it; the proxy and the server are threads that answer with their name and then echo.
-struct Stage {
-    pod: Netns,
-    peer: Netns,
-}
-
-impl Stage {
-    fn new() -> Self {
-        let (pod, peer) = (Netns::new(), Netns::new());
-        pod.veth("eth0", &peer, "p0");
-        pod.sh("ip addr add 10.0.0.2/24 dev eth0; ip route add default via 10.0.0.1");
-        peer.sh("ip addr add 10.0.0.1/24 dev p0; ip addr add 192.0.2.1/32 dev lo");
-        serve(&pod, "0.0.0.0:15001", b'o');
-        serve(&pod, "0.0.0.0:15006", b'i');
-        serve(&pod, "0.0.0.0:8080", b'a');
-        serve(&peer, REMOTE, b'p');
-        Self { pod, peer }
-    }
-
-    /// Opens a connection from the pod to the outside.
-    fn outbound(&self) -> Talk {
-        self.pod.run(|| Talk::open(REMOTE))
-    }
-
-    /// Opens a connection from outside to the application in the pod.
-    fn inbound(&self) -> Talk {
-        self.peer.run(|| Talk::open("10.0.0.2:8080"))
-    }
-}
-
-fn serve(netns: &Netns, address: &str, name: u8) {
-    let listener = netns.run(|| TcpListener::bind(address).unwrap());
-    std::thread::spawn(move || {
-        for stream in listener.incoming().map_while(Result::ok) {
-            std::thread::spawn(move || {
-                let mut stream = stream;
-                let _ = stream.write_all(&[name]);
-                let mut byte = [0];
-                while stream.read_exact(&mut byte).is_ok() && stream.write_all(&byte).is_ok() {}
-            });
-        }
-    });
-}
-
-/// A connection and who answered it.
-struct Talk {
-    stream: TcpStream,
-    with: char,
-}
-
-impl Talk {
-    fn open(address: &str) -> Self {
-        let address: SocketAddr = address.parse().unwrap();
-        let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-        let mut name = [0];
-        stream.read_exact(&mut name).unwrap();
-        Self {
-            stream,
-            with: char::from(name[0]),
-        }
-    }
-
-    fn assert_alive(&mut self, when: &str) {
-        let mut byte = [0];
-        self.stream.write_all(b"x").unwrap();
-        self.stream
-            .read_exact(&mut byte)
-            .unwrap_or_else(|error| panic!("{when}: {error}"));
-    }
-}
+use stage::{Stage, Talk};
 
 /// Stops the threads of a test however it ends.
 struct Stopper<'a>(&'a AtomicBool);

@@ -47,6 +47,12 @@ pub(crate) fn render(status: &NodeStatusResponse) -> Result<String, fmt::Error> 
             "Peers that were refused",
             &status.refused_peers,
         ),
+        (
+            "executor_tracked_connections",
+            "outcome",
+            "Connections of running pods that conntrack was told of before they were enrolled",
+            &status.tracked_connections,
+        ),
     ] {
         head(&mut text, name, "counter", help)?;
         for Counter {
@@ -57,6 +63,17 @@ pub(crate) fn render(status: &NodeStatusResponse) -> Result<String, fmt::Error> 
             writeln!(text, "{name}_total{{{label}=\"{value}\"}} {count}")?;
         }
     }
+    head(
+        &mut text,
+        "executor_unlisted_enrolments",
+        "counter",
+        "Running pods that were enrolled although their connections could not be listed",
+    )?;
+    writeln!(
+        text,
+        "executor_unlisted_enrolments_total {}",
+        status.unlisted_enrolments
+    )?;
     for (name, help, value) in [
         (
             "executor_sandboxes",
@@ -122,6 +139,11 @@ mod tests {
                 label: "cni".into(),
                 value: 1,
             }],
+            tracked_connections: vec![Counter {
+                label: "made".into(),
+                value: 20,
+            }],
+            unlisted_enrolments: 4,
             add_seconds: vec![Histogram {
                 label: "rules".into(),
                 bounds: vec![0.5, f64::INFINITY],
@@ -137,6 +159,8 @@ mod tests {
             "executor_add_seconds_count{stage=\"rules\"} 2",
             "host_rules_repaired_total{reason=\"drift\"} 2",
             "executor_refused_peers_total{socket=\"cni\"} 1",
+            "executor_tracked_connections_total{outcome=\"made\"} 20",
+            "executor_unlisted_enrolments_total 4",
             "executor_sandboxes 3",
         ] {
             assert!(

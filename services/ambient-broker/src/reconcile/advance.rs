@@ -97,8 +97,8 @@ impl World {
         taken && right
     }
 
-    /// Of a pod that runs: ztunnel first, so that no connection is redirected to where nobody listens yet. Meanwhile
-    /// conntrack gets to know the connections there are: one that it meets first under a redirection would be reset.
+    /// Of a pod that runs: ztunnel first, so that no connection is redirected to where nobody listens yet. Meanwhile the
+    /// executor makes conntrack know the connections there are: one that it meets first under a redirection would be reset.
     fn pipeline_running(&mut self, pod: &mut Pod, options: &AmbientOptions, redirected: bool) -> bool {
         let desired = Desired::Ambient(options.clone());
         self.offer_back(pod);

@@ -11,7 +11,7 @@ use sluice_proto::id::InterfaceName;
 use sluice_proto::pb::executor::Feature;
 use sluice_proto::sandbox::{Failure, NetnsIdentity};
 
-use super::{Applied, HostNetns, Kernel, Netns, Opened};
+use super::{Applied, HostNetns, Kernel, Netns, Opened, Tracked};
 use crate::descriptors::{DescriptorRefusal, NetnsInode};
 
 /// One namespace as the fake sees it.
@@ -27,6 +27,8 @@ pub struct FakeNetns {
     pub open: usize,
     /// How often something was applied that changed something.
     pub changes: usize,
+    /// What was programmed each time that connections were made known.
+    pub tracked_under: Vec<Desired>,
 }
 
 impl Default for FakeNetns {
@@ -37,6 +39,7 @@ impl Default for FakeNetns {
             interfaces: BTreeMap::from([("eth0".to_owned(), vec![IpAddr::from([10, 0, 0, 5])])]),
             open: 0,
             changes: 0,
+            tracked_under: Vec::new(),
         }
     }
 }
@@ -124,6 +127,9 @@ impl Netns for Handle {
                 "apply"
             },
         )?;
+        if matches!(desired, Desired::Ambient(_)) {
+            failing(&state, "redirect")?;
+        }
         let netns = state.netns.entry(self.inode).or_default();
         let changed = netns.damaged || netns.programmed != *desired;
         netns.damaged = false;
@@ -159,6 +165,17 @@ impl Netns for Handle {
 
     fn redirected_connections(&mut self, _: &[IpAddr]) -> Result<u32, Failure> {
         Ok(0)
+    }
+
+    fn track_connections(&mut self, diagnostics: Vec<OwnedFd>) -> Result<Tracked, Failure> {
+        let mut state = self.kernel.state();
+        failing(&state, "track")?;
+        let netns = state.netns.entry(self.inode).or_default();
+        netns.tracked_under.push(netns.programmed.clone());
+        Ok(Tracked {
+            made: u32::from(!diagnostics.is_empty()),
+            ..Tracked::default()
+        })
     }
 
     fn has_interface(&mut self, name: &InterfaceName) -> Result<bool, Failure> {

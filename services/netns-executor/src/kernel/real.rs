@@ -13,10 +13,11 @@ use sluice_proto::pb::executor::Feature;
 use sluice_proto::sandbox::Failure;
 
 use super::host::Host;
-use super::{Applied, HostNetns, Kernel, Netns, Opened};
+use super::{Applied, HostNetns, Kernel, Netns, Opened, Tracked};
 use crate::descriptors::{self, DescriptorRefusal, Forbidden, NetnsDescriptors, NetnsInode};
 use crate::netlink::{
-    self, ApplyError, NetfilterSocket, NetlinkError, PodSockets, RouteSocket, conntrack, link,
+    self, ApplyError, DiagnosticSocket, NetfilterSocket, NetlinkError, PodSockets, RouteSocket, conntrack,
+    diagnostics, link, track,
 };
 use crate::pool::COMPONENT;
 use crate::preflight::preflight;
@@ -275,6 +276,20 @@ impl Netns for PodNetns {
     fn redirected_connections(&mut self, own: &[IpAddr]) -> Result<u32, Failure> {
         conntrack::redirected_connections(&self.sockets.netfilter, own)
             .map_err(|error| failed(ErrorCode::Rules, "count connections", &error))
+    }
+
+    fn track_connections(&mut self, received: Vec<OwnedFd>) -> Result<Tracked, Failure> {
+        const STAGE: &str = "list connections";
+        let refused = |cause: &str| Failure::new(ErrorCode::DescriptorRefused, COMPONENT, STAGE, cause);
+        let [descriptor] = <[OwnedFd; 1]>::try_from(received)
+            .map_err(|received| refused(&format!("{} descriptors came instead of one", received.len())))?;
+        let failed = |error: NetlinkError| failed(ErrorCode::KernelFeature, STAGE, &error);
+        let socket = DiagnosticSocket::from_fd(descriptor).map_err(failed)?;
+        if socket.cookie().map_err(failed)? != self.sockets.netfilter.cookie().map_err(failed)? {
+            return Err(refused("the socket belongs to another namespace"));
+        }
+        let connections = diagnostics::connections(&socket).map_err(failed)?;
+        Ok(track::track(&self.sockets.netfilter, &connections))
     }
 
     fn has_interface(&mut self, name: &InterfaceName) -> Result<bool, Failure> {

@@ -10,19 +10,21 @@ use crate::rules::{PORT_HBONE, PORT_INBOUND, PORT_OUTBOUND, Protocol};
 
 /// Subsystem `NFNL_SUBSYS_CTNETLINK`, message `IPCTNL_MSG_CT_GET`.
 const GET: u16 = 1 << 8 | 1;
-const NEW: u16 = 1 << 8;
-const TUPLE_ORIGINAL: u16 = 1;
-const TUPLE_REPLY: u16 = 2;
-const PROTOCOL_INFO: u16 = 4;
-const PROTOCOL_INFO_TCP: u16 = 1;
-const TCP_STATE: u16 = 1;
-const TUPLE_IP: u16 = 1;
-const IPV4_DESTINATION: u16 = 2;
-const IPV6_DESTINATION: u16 = 4;
-const TUPLE_PROTOCOL: u16 = 2;
-const PROTOCOL_NUMBER: u16 = 1;
-const SOURCE_PORT: u16 = 2;
-const DESTINATION_PORT: u16 = 3;
+pub(super) const NEW: u16 = 1 << 8;
+pub(super) const TUPLE_ORIGINAL: u16 = 1;
+pub(super) const TUPLE_REPLY: u16 = 2;
+pub(super) const PROTOCOL_INFO: u16 = 4;
+pub(super) const PROTOCOL_INFO_TCP: u16 = 1;
+pub(super) const TCP_STATE: u16 = 1;
+pub(super) const TUPLE_IP: u16 = 1;
+pub(super) const IPV4_SOURCE: u16 = 1;
+pub(super) const IPV4_DESTINATION: u16 = 2;
+pub(super) const IPV6_SOURCE: u16 = 3;
+pub(super) const IPV6_DESTINATION: u16 = 4;
+pub(super) const TUPLE_PROTOCOL: u16 = 2;
+pub(super) const PROTOCOL_NUMBER: u16 = 1;
+pub(super) const SOURCE_PORT: u16 = 2;
+pub(super) const DESTINATION_PORT: u16 = 3;
 /// `TCP_CONNTRACK_TIME_WAIT` and `TCP_CONNTRACK_CLOSE` (`linux/netfilter/nf_conntrack_tcp.h`).
 const ENDED: [u8; 2] = [7, 8];
 

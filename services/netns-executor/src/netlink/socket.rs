@@ -360,6 +360,13 @@ socket_type!(
     SockProtocol::NetlinkRoute,
     "NETLINK_ROUTE"
 );
+socket_type!(
+    /// A `NETLINK_SOCK_DIAG` socket, which lists sockets.
+    DiagnosticSocket,
+    libc::NETLINK_SOCK_DIAG,
+    SockProtocol::NetlinkSockDiag,
+    "NETLINK_SOCK_DIAG"
+);
 
 /// The two sockets of one namespace.
 #[derive(Debug)]

@@ -31,7 +31,7 @@ pub(super) fn ambient(options: &AmbientOptions) -> Vec<Chain> {
     chains
 }
 
-/// Chains of a pod that leaves: as in the mesh, without redirections.
+/// Chains of a pod that leaves, or is about to be enrolled while it runs: as in the mesh, without redirections.
 ///
 /// The empty nat chains keep conntrack's translation of kept connections alive, the mark rules keep conntrack itself.
 pub(super) fn draining(options: &AmbientOptions) -> Vec<Chain> {

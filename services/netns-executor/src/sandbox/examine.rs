@@ -48,6 +48,8 @@ impl Task {
             return;
         }
         self.verified = false;
+        // Without the rules conntrack may have missed some.
+        self.connections_known = false;
         self.set_broken(Failure::new(
             ErrorCode::Drift,
             COMPONENT,

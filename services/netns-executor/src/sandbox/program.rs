@@ -27,6 +27,16 @@ impl Task {
             // Not even on record: later, when the namespace is back, nobody may want it any more.
             return Programmed::Failed(not_at_hand("program rules"));
         }
+        if self.add.is_some() {
+            // Nothing runs there yet.
+            self.set(desired).await
+        } else {
+            self.program_running(desired).await
+        }
+    }
+
+    /// Records what is wanted, and makes the namespace match.
+    pub(super) async fn set(&mut self, desired: Desired) -> Programmed {
         let earlier = self.record.programmed.replace(desired.clone());
         if earlier.as_ref() != Some(&desired)
             && let Err(failure) = self.save()
@@ -66,6 +76,12 @@ impl Task {
                     tracing::info!(attachment = %record.attachment, what = line, "taken over from another agent");
                 }
                 self.verified = true;
+                match record.programmed {
+                    // From the first packet on, or made known before.
+                    Some(Desired::Ambient(_)) => self.connections_known = true,
+                    Some(Desired::Draining(_)) => {}
+                    Some(Desired::None) | None => self.connections_known = false,
+                }
                 self.ahead_failed = None;
                 self.fingerprint.clone_from(&applied.fingerprint);
                 let was_broken = self.broken.take().is_some();
@@ -97,6 +113,7 @@ impl Task {
     /// so that they are watched and removed with the sandbox.
     async fn take_back(&mut self, earlier: Option<Desired>, failure: &Failure) {
         self.verified = false;
+        self.connections_known = false;
         let undone = self.apply(earlier.clone().unwrap_or(Desired::None)).await;
         if let Err(error) = undone {
             tracing::error!(attachment = %self.record.attachment, %error, "what was programmed cannot be taken back");

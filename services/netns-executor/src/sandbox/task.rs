@@ -66,6 +66,8 @@ pub(super) struct Task {
     pub(super) broken: Option<Failure>,
     /// In this life the namespace was seen to be as recorded. A record alone proves nothing: it is written first.
     pub(super) verified: bool,
+    /// Conntrack knows every connection there is in the namespace, as far as was seen in this life.
+    pub(super) connections_known: bool,
     /// Since when, and how often, the namespace was looked for everywhere and is nowhere.
     pub(super) vanished: Option<(Instant, u32)>,
     /// How often the namespace was looked for in vain.
@@ -108,6 +110,7 @@ impl Task {
             descriptor: None,
             broken: None,
             verified: false,
+            connections_known: false,
             vanished: None,
             attempts: 0,
             pod_gone: None,
@@ -229,6 +232,7 @@ impl Task {
         let old = std::mem::replace(&mut self.slot, slot);
         self.node.reaper.close(Emptied(old));
         self.verified = false;
+        self.connections_known = false;
         self.vanished = None;
         if let Some(old) = self.descriptor.replace(descriptor) {
             self.node.reaper.close(old);

@@ -34,7 +34,7 @@ impl FakeOpener {
         let connection = SeqpacketConnection::connect(socket).unwrap();
         let (shared, host) = (Arc::clone(&state), host.map(Path::to_owned));
         let serving = tokio::spawn(async move {
-            while let Ok(received) = connection.receive(1).await {
+            while let Ok(mut received) = connection.receive(1).await {
                 let Ok(request) = OpenerRequest::decode(&received.bytes) else {
                     return;
                 };
@@ -52,6 +52,10 @@ impl FakeOpener {
                     }
                 };
                 let file: Option<OwnedFd> = path.and_then(|path| File::open(path).ok()).map(Into::into);
+                let file = match request {
+                    OpenerRequest::Diagnostics => received.descriptors.pop(),
+                    _ => file,
+                };
                 let found = file.is_some() || request == OpenerRequest::Scan;
                 let reply = OpenerReply {
                     errno: if found { 0 } else { Errno::ENOENT as i32 },

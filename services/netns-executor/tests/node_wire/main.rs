@@ -12,6 +12,7 @@ mod harness;
 mod opener;
 
 mod add;
+mod keep;
 mod letting_go;
 mod recovery;
 mod sandbox;

@@ -17,7 +17,7 @@ use sluice_proto::tombstone::Tombstone;
 
 use crate::harness::{Broker, Executor, Pod, ambient, eventually};
 use crate::opener::FakeOpener;
-use crate::setup::{WithOpener as Setup, connect, setup_with_opener as setup};
+use crate::setup::{WithOpener as Setup, connect, outside, setup_with_opener as setup};
 
 impl Broker {
     async fn adopt(
@@ -69,7 +69,7 @@ async fn a_path_names_the_namespace_and_an_older_sandbox_of_the_pod_makes_way() 
     assert_eq!(taken.netns.as_ref().unwrap().inode, second.inode());
     assert_eq!(s.broker.gone().await.0, "replaced");
     s.broker.program(&taken, ambient()).await;
-    assert_eq!(s.kernel.netns(second.inode()).changes, 1);
+    assert_eq!(s.kernel.netns(second.inode()).changes, 2, "two steps");
     eventually("the older namespace is closed", || {
         s.kernel.netns(first.inode()).open == 0
     })
@@ -292,20 +292,10 @@ async fn the_same_add_again_mends_what_is_not_as_recorded() {
     ));
 }
 
-/// An admitted pod outside the mesh.
-async fn outside(s: &mut Setup) -> (Pod, Sandbox) {
-    let pod = Pod::new(&s.executor, "c1", "u1");
-    let add = s.executor.add(&pod);
-    let sandbox = s.broker.pending().await;
-    s.broker.admit(&sandbox, Mode::None).await;
-    add.await.unwrap();
-    (pod, sandbox)
-}
-
 #[tokio::test]
 async fn rules_whose_programming_fails_after_the_commit_are_taken_back_or_watched() {
     let mut s = setup().await;
-    let (pod, sandbox) = outside(&mut s).await;
+    let (pod, sandbox) = outside(&s.executor, &mut s.broker).await;
     s.kernel.state().failing.insert("apply-late");
     let outcome = s.broker.program(&sandbox, ambient()).await.outcome.unwrap();
     assert!(
@@ -317,7 +307,7 @@ async fn rules_whose_programming_fails_after_the_commit_are_taken_back_or_watche
     s.broker.program(&sandbox, ambient()).await;
     assert!(matches!(
         s.kernel.netns(pod.inode()).programmed,
-        Desired::Ambient(_)
+        Desired::Draining(_)
     ));
     s.kernel.state().failing.clear();
     s.executor.del(&pod).await;
@@ -331,7 +321,7 @@ async fn rules_whose_programming_fails_after_the_commit_are_taken_back_or_watche
 #[tokio::test]
 async fn what_cannot_be_programmed_now_is_not_programmed_later() {
     let mut s = setup().await;
-    let (pod, sandbox) = outside(&mut s).await;
+    let (pod, sandbox) = outside(&s.executor, &mut s.broker).await;
     drop((s.broker, s.opener));
     let executor = s.executor.restart().await;
     let mut broker = executor.broker().await;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use sluice_netns_executor::kernel::fake::FakeKernel;
 use sluice_proto::ambient::Desired;
 use sluice_proto::pb::cni::add_response::Outcome;
+use sluice_proto::pb::executor::Sandbox;
 use sluice_proto::pb::types::{self, Mode};
 
 use crate::harness::{Broker, Executor, Pod, eventually};
@@ -99,4 +100,14 @@ pub(crate) async fn connect(executor: &Executor, host: Option<&Path>) -> FakeOpe
         eventually("opener connected", || executor.node.opener.is_connected()).await;
     }
     opener
+}
+
+/// A pod that was admitted outside the mesh, and runs.
+pub(crate) async fn outside(executor: &Executor, broker: &mut Broker) -> (Pod, Sandbox) {
+    let pod = Pod::new(executor, "c1", "u1");
+    let add = executor.add(&pod);
+    let sandbox = broker.pending().await;
+    broker.admit(&sandbox, Mode::None).await;
+    add.await.unwrap();
+    (pod, sandbox)
 }

@@ -1,0 +1,164 @@
+//! A running pod is enrolled in steps, so that its connections are known to conntrack before any is redirected.
+
+use sluice_proto::ambient::{AmbientOptions, Desired};
+use sluice_proto::opener::OpenerRequest;
+use sluice_proto::pb::executor::{Programmed, Sandbox, program_response};
+use sluice_proto::pb::types;
+
+use crate::harness::{Broker, Pod, ambient, eventually};
+use crate::opener::FakeOpener;
+use crate::setup::{WithOpener, connect, outside, setup, setup_with_opener};
+
+fn draining() -> types::Desired {
+    (&under()).into()
+}
+
+/// What must be programmed while connections are made known.
+fn under() -> Desired {
+    Desired::Draining(AmbientOptions::default())
+}
+
+fn asked(opener: &FakeOpener) -> usize {
+    opener.asked(|request| *request == OpenerRequest::Diagnostics)
+}
+
+impl Broker {
+    async fn programmed(&mut self, sandbox: &Sandbox, desired: types::Desired) -> Programmed {
+        match self.program(sandbox, desired).await.outcome.unwrap() {
+            program_response::Outcome::Programmed(programmed) => programmed,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn connections_are_made_known_before_the_first_is_redirected() {
+    let mut s = setup_with_opener().await;
+    let (pod, sandbox) = outside(&s.executor, &mut s.broker).await;
+    assert!(s.broker.programmed(&sandbox, ambient()).await.changed);
+    let netns = s.kernel.netns(pod.inode());
+    assert_eq!(netns.tracked_under, [under()]);
+    assert!(matches!(netns.programmed, Desired::Ambient(_)));
+    assert_eq!((netns.changes, asked(&s.opener)), (2, 1));
+    let status = s.broker.status().await;
+    let made: Vec<_> = status
+        .tracked_connections
+        .iter()
+        .map(|c| (c.label.as_str(), c.value))
+        .collect();
+    assert_eq!(made, [("known", 0), ("made", 1), ("refused", 0)]);
+    assert_eq!(status.unlisted_enrolments, 0);
+}
+
+#[tokio::test]
+async fn they_are_listed_once_unless_conntrack_stopped_looking() {
+    let mut s = setup_with_opener().await;
+    let (pod, sandbox) = outside(&s.executor, &mut s.broker).await;
+    let listed = |s: &WithOpener| s.kernel.netns(pod.inode()).tracked_under.len();
+    // As the broker does while the proxy gets ready; then the pod leaves, and comes back before it has left.
+    for desired in [draining(), ambient(), draining(), ambient()] {
+        s.broker.programmed(&sandbox, desired).await;
+        assert_eq!((listed(&s), asked(&s.opener)), (1, 1));
+    }
+    for desired in [draining(), (&Desired::None).into()] {
+        s.broker.programmed(&sandbox, desired).await;
+    }
+    s.broker.programmed(&sandbox, draining()).await;
+    assert_eq!(listed(&s), 2);
+    // Somebody takes the rules away for a while.
+    s.kernel.state().netns.get_mut(&pod.inode()).unwrap().damaged = true;
+    eventually("repaired", || !s.kernel.netns(pod.inode()).damaged).await;
+    s.broker.programmed(&sandbox, ambient()).await;
+    assert_eq!(listed(&s), 3);
+}
+
+#[tokio::test]
+async fn nothing_is_listed_in_a_pod_that_is_being_added() {
+    let mut s = setup_with_opener().await;
+    let pod = Pod::new(&s.executor, "c1", "u1");
+    let add = s.executor.add(&pod);
+    s.broker.enrol().await;
+    add.await.unwrap();
+    let netns = s.kernel.netns(pod.inode());
+    assert_eq!(
+        (netns.tracked_under.len(), netns.changes, asked(&s.opener)),
+        (0, 1, 0)
+    );
+}
+
+#[tokio::test]
+async fn a_pod_whose_connections_cannot_be_listed_is_enrolled_and_counted() {
+    let mut s = setup().await;
+    let (pod, sandbox) = outside(&s.executor, &mut s.broker).await;
+    for desired in [draining(), ambient()] {
+        s.broker.programmed(&sandbox, desired).await;
+    }
+    let netns = s.kernel.netns(pod.inode());
+    assert!(matches!(netns.programmed, Desired::Ambient(_)));
+    assert_eq!(netns.tracked_under.len(), 0, "there is no opener");
+    assert_eq!(s.broker.status().await.unlisted_enrolments, 1);
+
+    let mut s = setup_with_opener().await;
+    let (pod, sandbox) = outside(&s.executor, &mut s.broker).await;
+    s.kernel.state().failing.insert("track");
+    s.broker.programmed(&sandbox, ambient()).await;
+    assert!(matches!(
+        s.kernel.netns(pod.inode()).programmed,
+        Desired::Ambient(_)
+    ));
+    assert_eq!(s.broker.status().await.unlisted_enrolments, 1);
+}
+
+#[tokio::test]
+async fn an_enrolment_that_fails_half_way_leaves_nothing() {
+    let mut s = setup_with_opener().await;
+    let (pod, sandbox) = outside(&s.executor, &mut s.broker).await;
+    s.kernel.state().failing.insert("redirect");
+    let outcome = s.broker.program(&sandbox, ambient()).await.outcome.unwrap();
+    assert!(
+        matches!(outcome, program_response::Outcome::Failed(_)),
+        "{outcome:?}"
+    );
+    assert_eq!(s.kernel.netns(pod.inode()).programmed, Desired::None);
+    s.kernel.state().failing.clear();
+    s.broker.programmed(&sandbox, ambient()).await;
+    assert_eq!(s.kernel.netns(pod.inode()).tracked_under, [under(), under()]);
+}
+
+/// The executor dies after the first step; `kernel_has` is what it has done until then.
+async fn killed_after_the_first_step(kernel_has: Desired) {
+    let mut s = setup_with_opener().await;
+    let (pod, sandbox) = outside(&s.executor, &mut s.broker).await;
+    s.kernel.state().failing.insert("track");
+    s.broker.programmed(&sandbox, draining()).await;
+    drop((s.broker, s.opener));
+    let executor = s.executor.restart().await;
+    {
+        let mut state = s.kernel.state();
+        state.failing.clear();
+        state.netns.get_mut(&pod.inode()).unwrap().programmed = kernel_has;
+    }
+    let opener = connect(&executor, Some(&s.host)).await;
+    let key = pod.attachment().try_into().unwrap();
+    let is_mended = || {
+        let view = executor.node.hub.view(&key).unwrap();
+        view.reachable && view.broken.is_none() && s.kernel.netns(pod.inode()).programmed == under()
+    };
+    eventually("the first step is made again", is_mended).await;
+    let mut broker = executor.broker().await;
+    let told = broker.snapshot().await;
+    assert_eq!(told[0].programmed, Some(draining()), "so the broker goes on");
+    broker.programmed(&sandbox, ambient()).await;
+    assert_eq!(s.kernel.netns(pod.inode()).tracked_under, [under()]);
+    assert_eq!(asked(&opener), 1);
+}
+
+#[tokio::test]
+async fn an_executor_that_was_killed_before_the_first_step_reached_the_kernel_makes_it_again() {
+    killed_after_the_first_step(Desired::None).await;
+}
+
+#[tokio::test]
+async fn an_executor_that_was_killed_before_connections_were_known_lists_them_again() {
+    killed_after_the_first_step(under()).await;
+}
