@@ -16,6 +16,8 @@ use crate::manifests::PodOptions;
 
 const ROUNDS: usize = 25;
 const PORT: u16 = 8080;
+/// Connections that the pod has all the time; conntrack is told of each before the pod is enrolled.
+const KEPT: usize = 20;
 
 /// Both ways, many times.
 pub(super) fn changes(report: &mut Report, rig: &mut Rig) -> anyhow::Result<()> {
@@ -26,6 +28,10 @@ pub(super) fn changes(report: &mut Report, rig: &mut Rig) -> anyhow::Result<()> 
     let (mover, other) = (pods.remove(0), pods.remove(0));
     let app = EchoServer::start(other.netns(), PORT)?;
     let target = SocketAddr::new(other.address(false), PORT);
+    let kept: Vec<_> = mover.netns().run(|| {
+        let connect = |_| TcpStream::connect(target);
+        (0..KEPT).map(connect).collect::<std::io::Result<Vec<_>>>()
+    })?;
     let events = Events::subscribe(&rig.mesh)?;
     let (mut joined, mut left) = (Samples::default(), Samples::default());
     for _ in 0..ROUNDS {
@@ -42,7 +48,7 @@ pub(super) fn changes(report: &mut Report, rig: &mut Rig) -> anyhow::Result<()> 
         "ms",
         10.0,
     );
-    drop(app);
+    drop((app, kept));
     rig.remove(vec![mover, other])
 }
 

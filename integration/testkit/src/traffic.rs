@@ -1,7 +1,8 @@
 //! Traffic for tests and the demo: an application that tells which address it sees ([`server`]), requests and steady
-//! load ([`client`]), DNS ([`dns`]).
+//! load ([`client`]), one connection that is kept ([`connection`]), DNS ([`dns`]).
 
 pub mod client;
+pub mod connection;
 pub mod dns;
 pub mod server;
 

@@ -59,7 +59,7 @@ fn gone_without_del(mesh: &Mesh, pod: Pod) {
     mesh.manifests.delete_pod(&heir).unwrap();
 }
 
-fn stopped(process: &Process) {
+pub(crate) fn stopped(process: &Process) {
     process.signal(Signal::SIGSTOP).unwrap();
     poll_true("stopped", PATIENCE, || {
         process.status().unwrap().field("State").starts_with('T')
@@ -67,7 +67,7 @@ fn stopped(process: &Process) {
     .unwrap();
 }
 
-fn goes_on(process: &Process) {
+pub(crate) fn goes_on(process: &Process) {
     process.signal(Signal::SIGCONT).unwrap();
 }
 

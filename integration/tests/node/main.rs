@@ -21,6 +21,8 @@ mod descriptors_let_go;
 mod drift;
 mod foresight;
 mod installer;
+mod keep;
+mod keep_kills;
 mod leave;
 mod leave_gone;
 mod observe;

@@ -62,3 +62,15 @@ fn after_a_restart_the_next_add_brings_the_namespaces_of_all_pods_along() {
     })
     .unwrap();
 }
+
+#[test]
+fn a_running_pod_is_enrolled_although_its_connections_cannot_be_listed() {
+    let mesh = start();
+    let pod = mesh.node().pod("web").create().unwrap();
+    mesh.manifests.pod(&pod, &PodOptions::mode("none")).unwrap();
+    mesh.add(&pod).unwrap().ok().unwrap();
+    mesh.manifests.pod(&pod, &PodOptions::mode("ambient")).unwrap();
+    mesh.wait_state(&pod, PodState::Enrolled, SOON).unwrap();
+    let executor = mesh.node_status().unwrap().executor.unwrap();
+    assert_eq!(executor.unlisted_enrolments, 1);
+}

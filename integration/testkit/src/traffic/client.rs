@@ -1,7 +1,7 @@
 //! Requests from inside a netns: one, or a steady load over new and kept connections that counts every failure.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufRead, Read, Write};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -12,30 +12,16 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::Worker;
+use super::connection::Connection;
 use super::server::Seen;
 use crate::netns::Netns;
 use crate::pod::lock;
 
-const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: app\r\n\r\n";
+pub(super) const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: app\r\n\r\n";
 
 /// One request from inside `netns` to an [`EchoServer`](super::server::EchoServer) at `target`.
 pub fn fetch(netns: &Netns, target: SocketAddr, timeout: Duration) -> io::Result<Seen> {
-    netns.run(|| {
-        let mut stream = std::net::TcpStream::connect_timeout(&target, timeout)?;
-        stream.set_read_timeout(Some(timeout))?;
-        stream.write_all(REQUEST)?;
-        let mut reader = io::BufReader::new(stream);
-        let mut head = Head::default();
-        let mut line = String::new();
-        while !head.complete {
-            line.clear();
-            reader.read_line(&mut line)?;
-            head.take(&line)?;
-        }
-        let mut body = vec![0; head.length];
-        reader.read_exact(&mut body)?;
-        Ok(serde_json::from_slice(&body)?)
-    })
+    Connection::open(netns, target, timeout)?.ask()
 }
 
 /// One datagram from inside `netns`; gives the address the application saw.
@@ -58,14 +44,15 @@ pub fn datagram(netns: &Netns, target: SocketAddr, timeout: Duration) -> io::Res
     })
 }
 
+/// The head of an answer, line by line.
 #[derive(Debug, Default)]
-struct Head {
-    length: usize,
-    complete: bool,
+pub(super) struct Head {
+    pub(super) length: usize,
+    pub(super) complete: bool,
 }
 
 impl Head {
-    fn take(&mut self, line: &str) -> io::Result<()> {
+    pub(super) fn take(&mut self, line: &str) -> io::Result<()> {
         if line.is_empty() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
