@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use tonic::Status;
 
-use crate::transport::grpc::{DialError, UdsChannel};
+use crate::transport::dial::DialError;
+use crate::transport::grpc::UdsChannel;
 
 /// The broker cannot be asked.
 #[derive(Debug, thiserror::Error)]

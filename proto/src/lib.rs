@@ -1,13 +1,14 @@
 //! Contracts between the processes of Sluice, and nothing else: what two processes must agree on
 //! byte for byte. Generated messages ([`pb`]), typed ids ([`id`]), validated conversions
 //! ([`ambient`], [`sandbox`]), stable error codes ([`code`]), socket paths and modes ([`paths`]), the plugin's
-//! tombstones ([`tombstone`]), what the executor lacks ([`wanted`]), what can come of a question to the broker ([`broker`]) and the transports that carry
-//! messages and descriptors ([`transport`], [`opener`]).
+//! tombstones ([`tombstone`]), what the executor lacks ([`wanted`]), what can come of a question to the broker (`broker`,
+//! feature `client`) and the transports that carry messages and descriptors ([`transport`], [`opener`]).
 //!
 //! Needs no privilege, no Kubernetes and no state of its own.
 #![warn(missing_docs)]
 
 pub mod ambient;
+#[cfg(feature = "client")]
 pub mod broker;
 pub mod code;
 pub mod id;

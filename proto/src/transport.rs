@@ -6,8 +6,11 @@
 //! - [`seqpacket`]: messages with descriptors, one packet each, on tokio.
 //! - [`reactor`]: any owned descriptor on tokio.
 //! - [`grpc`]: a tonic client over one connected stream.
+//! - `dial`: that stream by the path of a socket (feature `client`).
 
 pub mod descriptors;
+#[cfg(feature = "client")]
+pub mod dial;
 pub mod grpc;
 pub mod preamble;
 pub mod reactor;

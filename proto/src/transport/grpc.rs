@@ -2,8 +2,6 @@
 //! uses it knows when its connection ends, and the plugin's start-up pays only for what it uses.
 
 use std::future::Future;
-use std::io;
-use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -18,33 +16,6 @@ pub fn origin() -> http::Uri {
     http::Uri::from_static("http://sluice.invalid")
 }
 
-/// No connection to a service.
-#[derive(Debug, thiserror::Error)]
-pub enum DialError {
-    /// Nobody listens, or we may not connect.
-    #[error("cannot reach the {service} at {}", path.display())]
-    Connect {
-        /// Who was dialled.
-        service: &'static str,
-        /// Its socket.
-        path: PathBuf,
-        /// Why it failed.
-        #[source]
-        source: io::Error,
-    },
-    /// Whoever listens does not speak HTTP/2.
-    #[error("{} does not speak the {service}'s protocol", path.display())]
-    Handshake {
-        /// Who was dialled.
-        service: &'static str,
-        /// Its socket.
-        path: PathBuf,
-        /// Why it failed.
-        #[source]
-        source: hyper::Error,
-    },
-}
-
 /// One HTTP/2 connection; clones share it. Use it as `Client::with_origin(channel, origin())`.
 #[derive(Debug, Clone)]
 pub struct UdsChannel {
@@ -52,24 +23,6 @@ pub struct UdsChannel {
 }
 
 impl UdsChannel {
-    /// Connects to the socket of `service` at `path` and starts HTTP/2 on it. Sets no deadline.
-    pub async fn dial(service: &'static str, path: &Path) -> Result<Self, DialError> {
-        let stream = UnixStream::connect(path)
-            .await
-            .map_err(|source| DialError::Connect {
-                service,
-                path: path.to_owned(),
-                source,
-            })?;
-        Self::handshake(stream)
-            .await
-            .map_err(|source| DialError::Handshake {
-                service,
-                path: path.to_owned(),
-                source,
-            })
-    }
-
     /// Starts HTTP/2 on `stream`; a background task drives it until the last clone is gone.
     pub async fn handshake(stream: UnixStream) -> Result<Self, hyper::Error> {
         let (requests, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;

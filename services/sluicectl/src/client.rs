@@ -12,7 +12,8 @@ use sluice_proto::pb::workload::pod_netns_client::PodNetnsClient;
 use sluice_proto::pb::workload::{
     DescribeRequest, DescribeResponse, NodeRequest, NodeResponse, Pod, PodEvent, SubscribeRequest,
 };
-use sluice_proto::transport::grpc::{DialError, UdsChannel, origin};
+use sluice_proto::transport::dial::DialError;
+use sluice_proto::transport::grpc::{UdsChannel, origin};
 use tonic::{Code, Streaming};
 
 use crate::kubectl::KubectlError;

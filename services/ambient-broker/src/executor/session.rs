@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use sluice_proto::pb::executor::netns_executor_client::NetnsExecutorClient;
 use sluice_proto::pb::executor::{WatchRequest, sandbox_event};
 use sluice_proto::transport::descriptors::TransportError;
-use sluice_proto::transport::grpc::{DialError, UdsChannel, origin};
+use sluice_proto::transport::dial::DialError;
+use sluice_proto::transport::grpc::{UdsChannel, origin};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
