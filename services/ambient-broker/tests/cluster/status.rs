@@ -131,6 +131,7 @@ fn report(name: &str, uid: &str, standing: Standing, failure: Option<Failure>) -
         acked: None,
         retries: 0,
         rules_version: String::new(),
+        unprotected: false,
     })
 }
 
