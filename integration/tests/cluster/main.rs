@@ -20,6 +20,7 @@ mod ztunnel;
 mod down;
 mod drift;
 mod enrol;
+mod kubectl;
 mod label;
 mod primaries;
 mod profile;

@@ -64,6 +64,7 @@ pub(crate) struct Agent {
     pub(crate) node: String,
     pub(crate) namespace: String,
     pub(crate) pod: String,
+    /// Those that run to their end before the others start, first.
     pub(crate) containers: Vec<String>,
 }
 
@@ -92,6 +93,8 @@ struct Metadata {
 #[serde(rename_all = "camelCase")]
 struct Spec {
     node_name: Option<String>,
+    #[serde(default)]
+    init_containers: Vec<Container>,
     #[serde(default)]
     containers: Vec<Container>,
 }
@@ -223,8 +226,9 @@ fn choose(json: &[u8], node: &str) -> Result<Agent, KubectlError> {
         pod: pod.metadata.name,
         containers: pod
             .spec
-            .containers
+            .init_containers
             .into_iter()
+            .chain(pod.spec.containers)
             .map(|container| container.name)
             .collect(),
     })
@@ -271,7 +275,8 @@ mod tests {
 
     fn pod(name: &str, created: &str, deleted: Option<&str>) -> Value {
         json!({ "metadata": { "name": name, "namespace": "sluice-system", "creationTimestamp": created, "deletionTimestamp": deleted },
-            "spec": { "nodeName": "n1", "containers": [{ "name": "installer" }, { "name": "ambient-broker" }] } })
+            "spec": { "nodeName": "n1", "initContainers": [{ "name": "prepare" }],
+                "containers": [{ "name": "installer" }, { "name": "ambient-broker" }] } })
     }
 
     fn chosen(items: &[Value]) -> Result<Agent, KubectlError> {
@@ -285,7 +290,7 @@ mod tests {
         let leaving = pod("leaving", "2026-01-03T00:00:00Z", Some("2026-01-03T00:00:01Z"));
         let agent = chosen(&[leaving.clone(), new, old]).unwrap();
         assert_eq!((&*agent.pod, &*agent.namespace), ("new", "sluice-system"));
-        assert_eq!(agent.containers, ["installer", "ambient-broker"]);
+        assert_eq!(agent.containers, ["prepare", "installer", "ambient-broker"]);
         assert_eq!(chosen(&[leaving]).unwrap().pod, "leaving");
     }
 

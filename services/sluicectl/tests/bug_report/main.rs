@@ -238,6 +238,8 @@ fn from_afar_each_container_tells_what_it_sees() {
         ("installer/kubeconfig.json", "\"exp\": 1790000000"),
         ("netns-executor/versions.txt", "sluicectl "),
         ("logs/installer.log", "an ordinary line"),
+        // What ends before the others start may be why they do not.
+        ("logs/prepare.log", "an ordinary line"),
         ("cluster/node.yaml", "kind: Node"),
         ("cluster/pod.yaml", "web-0"),
     ] {
