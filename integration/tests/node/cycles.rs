@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use sluice_integration::add_client::{AddClient, attachment};
+use sluice_integration::descriptors::all_processes;
 use sluice_integration::manifests::PodOptions;
 use sluice_integration::mesh::{Mesh, MeshOptions};
 use sluice_integration::netns_state::{redirects, rules_of};
@@ -13,7 +14,6 @@ use sluice_integration::scene::{APP_PORT, PATIENCE, Scene, turn};
 use sluice_proto::pb::cni::add_response::Outcome;
 use sluice_proto::pb::workload::PodState;
 use sluice_testkit::pod::Pod;
-use sluice_testkit::process::Process;
 use sluice_testkit::process::status::ProcStatus;
 use sluice_testkit::process::text;
 use sluice_testkit::traffic::client::fetch;
@@ -93,10 +93,14 @@ struct Footprint {
     rss: u64,
 }
 
-fn footprints(mesh: &Mesh) -> BTreeMap<String, Footprint> {
-    let all: [&Process; 3] = [mesh.opener.as_ref().unwrap(), &mesh.executor, &mesh.broker];
-    let look = |process: &Process| {
-        let status = ProcStatus::read(process.pid()).unwrap();
+/// By name and pid: the opener is two processes.
+fn footprints(mesh: &Mesh) -> BTreeMap<(String, u32), Footprint> {
+    let ours = all_processes(mesh)
+        .unwrap()
+        .into_iter()
+        .filter(|(name, _)| name != "standin-proxy");
+    let look = |pid: u32| {
+        let status = ProcStatus::read(pid).unwrap();
         let namespaces = status.thread_netns().unwrap().into_values().collect();
         Footprint {
             namespaces,
@@ -104,12 +108,29 @@ fn footprints(mesh: &Mesh) -> BTreeMap<String, Footprint> {
             rss: status.rss(),
         }
     };
-    all.into_iter()
-        .map(|process| (process.name().to_owned(), look(process)))
-        .collect()
+    ours.map(|(name, pid)| ((name, pid), look(pid))).collect()
 }
 
-/// One worker: the same pod comes and goes; every fourth time its netns is removed in the middle of the ADD.
+/// In the middle of the ADD, as the runtime does when it gives up: the interface goes, or the netns.
+fn removed_in_the_middle(mesh: &Mesh, pod: &Pod, client: &AddClient, number: usize) {
+    let pause = Duration::from_micros(u64::try_from(number * 7919 % 6000).unwrap());
+    let (place, veth, path) = (mesh.node().place(), pod.host_ifname(), pod.netns_path());
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            std::thread::sleep(pause);
+            if number % 8 == 3 {
+                let _ = text(place, "ip", &["link", "del", veth], b"");
+            } else {
+                text(place, "umount", &["--lazy", path.to_str().unwrap()], b"").unwrap();
+                place.run(|| std::fs::remove_file(path)).unwrap();
+            }
+        });
+        // Whatever comes of it, it must come in time.
+        client.add(pod).unwrap();
+    });
+}
+
+/// One worker: the same pod comes and goes; every fourth time it is removed in the middle of the ADD.
 fn come_and_go(mesh: &Mesh, name: &str, next: &AtomicUsize, cycles: usize, admitted: &AtomicUsize) {
     let client = AddClient::new(&mesh.run).unwrap();
     let first = mesh.node().pod(name).create().unwrap();
@@ -127,17 +148,8 @@ fn come_and_go(mesh: &Mesh, name: &str, next: &AtomicUsize, cycles: usize, admit
             .unwrap();
         let key = attachment(&pod);
         if number % 4 == 3 {
-            let pause = Duration::from_micros(u64::try_from(number * 7919 % 6000).unwrap());
-            let (place, veth) = (mesh.node().place(), pod.host_ifname());
-            std::thread::scope(|scope| {
-                scope.spawn(move || {
-                    std::thread::sleep(pause);
-                    let _ = text(place, "ip", &["link", "del", veth], b"");
-                });
-                // Whatever comes of it, it must come in time.
-                client.add(&pod).unwrap();
-            });
-            pod.delete().unwrap();
+            removed_in_the_middle(mesh, &pod, &client, number);
+            drop(pod);
             client.del(key).unwrap();
         } else {
             let outcome = client.add(&pod).unwrap().outcome;
@@ -198,12 +210,14 @@ fn thousands_of_adds_and_dels_leave_nothing_behind() {
         0,
         "table files are left"
     );
-    for (name, was) in before {
+    assert_eq!(before.len(), 4, "{before:?}");
+    for (process, was) in before {
+        let name = &process.0;
         poll_true(&format!("descriptors of {name} are as before"), PATIENCE, || {
-            footprints(&mesh)[&name].descriptors <= was.descriptors + 2
+            footprints(&mesh)[&process].descriptors <= was.descriptors + 2
         })
-        .unwrap_or_else(|late| panic!("{late}: {was:?}, now {:?}", footprints(&mesh)[&name]));
-        let now = &footprints(&mesh)[&name];
+        .unwrap_or_else(|late| panic!("{late}: {was:?}, now {:?}", footprints(&mesh)[&process]));
+        let now = &footprints(&mesh)[&process];
         println!("{name}: {was:?} -> {now:?}");
         assert_eq!(
             now.namespaces, was.namespaces,
