@@ -10,6 +10,7 @@ use sluice_integration::mesh::{Mesh, MeshOptions};
 use sluice_integration::rule_monitor::RuleMonitor;
 use sluice_integration::scene::{Scene, turn};
 use sluice_testkit::netns::Netns;
+use sluice_testkit::process::Process;
 use sluice_testkit::traffic::dns::query;
 
 /// How often each process is killed.
@@ -59,8 +60,8 @@ impl DnsLoad {
     }
 }
 
-/// Kills and restarts what `restart` names, fifty times under load, and asserts that nobody noticed.
-fn survives(restart: impl Fn(&Mesh)) {
+/// Restarts what `restart` names, so many times under load, and asserts that nobody noticed.
+fn survives(times: usize, restart: impl Fn(&Mesh)) {
     let _turn = turn();
     let scene = Scene::start().unwrap();
     let dir = scene.mesh.node().dir();
@@ -68,7 +69,7 @@ fn survives(restart: impl Fn(&Mesh)) {
         [&scene.client, &scene.server].map(|pod| RuleMonitor::start(pod.netns(), dir, pod.name()).unwrap());
     let load = scene.load(scene.steady()).unwrap();
     let dns = DnsLoad::start(scene.client.netns());
-    for _ in 0..TIMES {
+    for _ in 0..times {
         restart(&scene.mesh);
         scene.mesh.wait_serving().unwrap();
         scene.wait_enrolled().unwrap();
@@ -88,17 +89,17 @@ fn survives(restart: impl Fn(&Mesh)) {
 
 #[test]
 fn killing_the_executor_fails_no_request_and_changes_no_rule() {
-    survives(|mesh| mesh.executor.restart().unwrap());
+    survives(TIMES, |mesh| mesh.executor.restart().unwrap());
 }
 
 #[test]
 fn killing_the_broker_fails_no_request_and_changes_no_rule() {
-    survives(|mesh| mesh.broker.restart().unwrap());
+    survives(TIMES, |mesh| mesh.broker.restart().unwrap());
 }
 
 #[test]
 fn killing_executor_and_broker_together_fails_no_request_and_changes_no_rule() {
-    survives(|mesh| {
+    survives(TIMES, |mesh| {
         mesh.executor.kill().unwrap();
         mesh.broker.restart().unwrap();
         mesh.executor.start_again().unwrap();
@@ -107,7 +108,30 @@ fn killing_executor_and_broker_together_fails_no_request_and_changes_no_rule() {
 
 #[test]
 fn killing_the_opener_fails_no_request_and_changes_no_rule() {
-    survives(|mesh| mesh.opener.as_ref().unwrap().restart().unwrap());
+    survives(TIMES, |mesh| mesh.opener.as_ref().unwrap().restart().unwrap());
+}
+
+/// Asks a process to end, as a rollout does; it must be done before a runtime would lose patience.
+fn ends(process: &Process) {
+    let status = process.terminate(Duration::from_secs(10)).unwrap();
+    assert!(status.success(), "{}: {status}", process.name());
+}
+
+#[test]
+fn a_rollout_fails_no_request_and_changes_no_rule() {
+    const ROLLOUTS: usize = 5;
+    survives(ROLLOUTS, |mesh| {
+        let all = [&mesh.executor, &mesh.broker, mesh.opener.as_ref().unwrap()];
+        // The runtime asks all containers of a pod at one time.
+        std::thread::scope(|scope| {
+            for process in all {
+                scope.spawn(|| ends(process));
+            }
+        });
+        for process in all {
+            process.start_again().unwrap();
+        }
+    });
 }
 
 #[test]
