@@ -224,6 +224,51 @@ fn probes_work_where_there_is_only_ipv6() {
             .inbound,
         0
     );
+    // A policy that admits probes needs one address, and nothing else of the node's.
+    let policy = format!(
+        "table inet netpol {{ chain input {{ type filter hook input priority 0;
+            ip6 saddr {PROBE_V6}/128 tcp dport {APP_PORT} accept; tcp dport {APP_PORT} drop; }}
+        }}"
+    );
+    text(&Place::from(pod.netns()), "nft", &["-f", "-"], policy.as_bytes()).unwrap();
+    probe_works(mesh.node(), &pod);
+    let other = mesh.node().pod("other").families(false, true).create().unwrap();
+    let target = SocketAddr::new(pod.ip(), APP_PORT);
+    fetch(other.netns(), target, Duration::from_secs(3)).unwrap_err();
+}
+
+#[test]
+fn an_address_that_another_pod_still_holds_goes_to_the_one_that_is_added() {
+    let mesh = Mesh::start().unwrap();
+    mesh.manifests.namespace("default", "ambient").unwrap();
+    let old = mesh_pod(&mesh, "old").unwrap();
+    // The runtime lost the old sandbox without a DEL, and the primary plugin gave its address away.
+    let link = ["link", "set", old.host_ifname(), "down"];
+    text(mesh.node().place(), "ip", &link, b"").unwrap();
+    let new = mesh
+        .node()
+        .pod("new")
+        .addresses(old.addresses())
+        .create()
+        .unwrap();
+    mesh.manifests.pod(&new, &PodOptions::default()).unwrap();
+    mesh.add(&new).unwrap().ok().unwrap();
+    mesh.wait_state(&new, PodState::Enrolled, PATIENCE).unwrap();
+    let log = mesh.executor.log_text();
+    let told = log.lines().find(|line| line.contains("changed its owner"));
+    let told = told.unwrap_or_else(|| panic!("{log}"));
+    assert!(
+        told.contains("WARN") && told.contains(old.uid()) && told.contains(new.uid()),
+        "{told}"
+    );
+    let _app = EchoServer::start(new.netns(), APP_PORT).unwrap();
+    probe_works(mesh.node(), &new);
+    // A late DEL of the old one takes nothing from the new one.
+    mesh.del(&old).unwrap().ok().unwrap();
+    assert!(in_probe_set(mesh.node().netns(), new.ip()));
+    probe_works(mesh.node(), &new);
+    mesh.del(&new).unwrap().ok().unwrap();
+    assert!(!in_probe_set(mesh.node().netns(), new.ip()));
 }
 
 #[test]
