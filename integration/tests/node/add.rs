@@ -10,6 +10,7 @@ use sluice_integration::kernel_state::{NetnsState, assert_netns_is, probe_addres
 use sluice_integration::manifests::PodOptions;
 use sluice_integration::mesh::{Mesh, MeshOptions};
 use sluice_integration::scene::{APP_PORT, PATIENCE, mesh_pod};
+use sluice_integration::uds_http::{get, metric};
 use sluice_proto::pb::workload::PodState;
 use sluice_testkit::cni::Attachment;
 use sluice_testkit::pod::Pod;
@@ -151,7 +152,18 @@ fn one_pod_that_the_proxy_never_answers_for_delays_no_other() {
         .behave(Behaviour::default().silent(&format!("add:{}", stuck.uid())))
         .unwrap();
     let begun = Instant::now();
-    let outcomes = add_together(&mesh, &pods.iter().collect::<Vec<_>>()).unwrap();
+    let all: Vec<&Pod> = pods.iter().collect();
+    let outcomes = std::thread::scope(|scope| {
+        let adding = scope.spawn(|| add_together(&mesh, &all).unwrap());
+        // What waits shows while it waits: longer than any answer takes, shorter than the deadline of 4 s.
+        poll_true("the oldest waiter shows", PATIENCE, || {
+            let metrics = get(&mesh.run.http_socket(), "/metrics").unwrap().body;
+            let value = |name| metric(&metrics, name).unwrap();
+            value("zds_oldest_waiter_seconds") > 1.5 && value("zds_queue_depth") >= 1.0
+        })
+        .unwrap();
+        adding.join().unwrap()
+    });
     for (pod, outcome) in pods.iter().zip(&outcomes) {
         if pod.uid() != stuck.uid() {
             assert!(outcome.succeeded(), "{}: {}", pod.name(), outcome.last().stdout);

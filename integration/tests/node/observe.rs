@@ -305,13 +305,64 @@ fn a_refusing_proxy_is_named_in_status_and_exit_status() {
     let broken = scene.mesh.wait_state(&pod, PodState::Broken, PATIENCE).unwrap();
     assert_eq!(broken.reason, "proxy-nack");
     let (status, shown) = ctl(&scene.mesh, &["status", "--pod", "default/refused"]);
-    assert!(status == 3 && shown.contains("15053"), "{status}: {shown}");
+    assert!(
+        status == 3 && shown.contains("15053") && shown.contains("net.ipv6.conf.all.disable_ipv6"),
+        "{status}: {shown}"
+    );
     let (status, _) = ctl(&scene.mesh, &["status"]);
     assert_eq!(status, 3);
     scene.mesh.control().behave(Behaviour::default()).unwrap();
     scene
         .mesh
         .wait_state(&pod, PodState::Enrolled, Duration::from_secs(30))
+        .unwrap();
+}
+
+#[test]
+fn a_refused_pod_blocks_no_other_and_is_forgotten_when_it_goes() {
+    let scene = Scene::start().unwrap();
+    let refused = scene.mesh.node().pod("refused").create().unwrap();
+    scene
+        .mesh
+        .manifests
+        .pod(&refused, &PodOptions::mode("none"))
+        .unwrap();
+    scene.mesh.add(&refused).unwrap().ok().unwrap();
+    let nack = Behaviour::default().nack("default/refused", "cannot bind [::1]:15053");
+    scene.mesh.control().behave(nack).unwrap();
+    scene
+        .mesh
+        .manifests
+        .pod(&refused, &PodOptions::default())
+        .unwrap();
+    scene
+        .mesh
+        .wait_state(&refused, PodState::Broken, PATIENCE)
+        .unwrap();
+    let other = mesh_pod(&scene.mesh, "other").unwrap();
+    scene.wait_enrolled().unwrap();
+    let uid = refused.uid().to_owned();
+    scene.mesh.del(&refused).unwrap().ok().unwrap();
+    scene.mesh.manifests.delete_pod(&refused).unwrap();
+    refused.delete().unwrap();
+    scene
+        .mesh
+        .control()
+        .wait("the proxy has let go", PATIENCE, |report| {
+            !report.pending.contains_key(&uid) && !report.workloads.contains_key(&uid)
+        })
+        .unwrap();
+    let known =
+        |status: &sluice_proto::pb::workload::Pod| status.pod.as_ref().is_some_and(|pod| pod.uid == uid);
+    poll_true("the broker has forgotten it", PATIENCE, || {
+        !scene.mesh.pods().unwrap().iter().any(known)
+    })
+    .unwrap();
+    let (status, _) = ctl(&scene.mesh, &["status"]);
+    assert_eq!(status, 0, "a pod that is gone still counts");
+    scene
+        .mesh
+        .wait_state(&other, PodState::Enrolled, PATIENCE)
         .unwrap();
 }
 

@@ -10,7 +10,7 @@ use sluice_integration::adds::{declared, mesh_with};
 use sluice_integration::descriptors::all_processes;
 use sluice_integration::kernel_state::family;
 use sluice_integration::manifests::PodOptions;
-use sluice_integration::mesh::{Mesh, MeshOptions, SOON};
+use sluice_integration::mesh::{Mesh, MeshOptions};
 use sluice_integration::scene::{PATIENCE, mesh_pod};
 use sluice_integration::tracing_tool::{STRACE, Strace};
 use sluice_proto::paths::BROKER_UID;
@@ -295,12 +295,12 @@ fn nobody_waits_for_the_lock_of_iptables() {
         mesh.del(&pod).unwrap().ok().unwrap();
         elapsed
     };
-    let median = |prefix: &str| {
-        let mut times: Vec<Duration> = (0..9).map(|i| add_and_del(format!("{prefix}-{i}"))).collect();
+    let sorted = |prefix: &str, count: usize| {
+        let mut times: Vec<Duration> = (0..count).map(|i| add_and_del(format!("{prefix}-{i}"))).collect();
         times.sort();
-        times[4]
+        times
     };
-    let free = median("free");
+    let free = sorted("free", 9)[4];
     let lock = xtables_lock(&mesh);
     // The lock works: iptables itself waits for it, in vain.
     let waits = output(
@@ -311,12 +311,13 @@ fn nobody_waits_for_the_lock_of_iptables() {
     )
     .unwrap();
     assert!(!waits.status.success(), "iptables does not take the lock");
-    let locked = median("locked");
-    println!("ADD: {free:?} with the lock free, {locked:?} with it held");
+    let held = sorted("locked", 100);
+    let (locked, p99) = (held[50], held[98]);
+    println!("ADD: {free:?} with the lock free; with it held {locked:?}, p99 {p99:?}");
     assert!(
         locked < free * 2 + Duration::from_millis(100),
         "{free:?}, locked {locked:?}"
     );
+    assert!(p99 <= Duration::from_millis(200), "p99 {p99:?}");
     drop(lock);
-    assert!(SOON > locked);
 }

@@ -144,7 +144,9 @@ fn a_connection_that_cannot_serve_gets_no_add_while_an_older_one_can() {
         let held = |control: &Control| control.counts().unwrap().workloads.contains_key(pod.uid());
         poll_true("nobody holds the pod", PATIENCE, || !held(&proxy.control)).unwrap();
     }
-    wait_told(&second.control, "del", &pod).unwrap();
+    for proxy in [&first, &second] {
+        wait_told(&proxy.control, "del", &pod).unwrap();
+    }
 }
 
 #[test]
@@ -178,6 +180,20 @@ fn a_dead_pod_is_in_no_proxys_final_state() {
     mesh.executor.start_again().unwrap();
     mesh.broker.start_again().unwrap();
     mesh.wait_state(&alive, PodState::Enrolled, PATIENCE).unwrap();
+    gone(&mesh, &uid);
+    // Deleted before its status was written: the API never told its address.
+    let pod = mesh.node().pod("unwritten").create().unwrap();
+    let unwritten = PodOptions {
+        without_addresses: true,
+        phase: "Pending".to_owned(),
+        ..PodOptions::default()
+    };
+    mesh.manifests.pod(&pod, &unwritten).unwrap();
+    mesh.add(&pod).unwrap().ok().unwrap();
+    wait_told(&mesh.control(), "add", &pod).unwrap();
+    let uid = pod.uid().to_owned();
+    mesh.manifests.delete_pod(&pod).unwrap();
+    pod.delete().unwrap();
     gone(&mesh, &uid);
     // Deleted between the start and the end of a snapshot.
     let pod = mesh_pod(&mesh, "in-between").unwrap();

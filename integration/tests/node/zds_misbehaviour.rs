@@ -63,6 +63,9 @@ fn another_protocol_version_is_refused_and_said_once() {
         let log = mesh.broker.log_text();
         let told = format!("ZDS version {version}, ours is 1");
         assert_eq!(log.matches(&told).count(), 1, "{told:?} in\n{log}");
+        let status = mesh.node_status().unwrap().zds_socket;
+        let told = format!("version {version}, ours is 1");
+        assert!(status.contains(&told), "{told:?} is not in {status:?}");
         poll_true("nobody is counted", PATIENCE, || {
             mesh.node_status().unwrap().zds.is_empty()
         })
@@ -131,9 +134,9 @@ fn a_socket_that_nobody_ever_connected_to_is_described() {
     let described = mesh.node_status().unwrap().zds_socket;
     for part in [
         mesh.run.zds_socket().display().to_string().as_str(),
-        "660",
-        "64807",
-        "ever",
+        "mode 0660",
+        "owner 64807:",
+        "0 peers ever connected for ",
     ] {
         assert!(described.contains(part), "{part:?} is not in {described:?}");
     }
