@@ -61,6 +61,7 @@
   "--host-cni-bin-dir" $platform.binDir
   "--cni-net-dir" "/host/etc/cni/net.d"
   "--host-cni-net-dir" $platform.confDir
+  "--kubeconfig" (printf "%s/kubeconfig" (include "sluice.diskDir" .))
   "--selection" "/etc/sluice/selection.yaml"
   "--mode" $cni.mode
   "--when-preempted" $cni.whenPreempted

@@ -2,6 +2,8 @@
 {{- define "sluice.daemonSet" -}}sluice-node{{- end -}}
 {{- define "sluice.pluginAccount" -}}sluice-plugin{{- end -}}
 {{- define "sluice.runDir" -}}/run/sluice{{- end -}}
+{{/* On disk, unlike the run directory: after a reboot the plugin has to decide before any agent runs. sluicectl knows it, too. */}}
+{{- define "sluice.diskDir" -}}/var/lib/sluice{{- end -}}
 {{/* The same number as in the services; the directories of the sockets are made for it. */}}
 {{- define "sluice.brokerUid" -}}64807{{- end -}}
 

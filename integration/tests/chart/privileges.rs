@@ -175,6 +175,7 @@ fn each_container_sees_only_its_directories_of_the_host() {
             "/opt/cni/bin at /host/opt/cni/bin",
             "/run/sluice/node ro",
             "/run/sluice/plugin",
+            "/var/lib/sluice",
         ]
     );
 }
@@ -225,6 +226,33 @@ fn every_container_has_probes_and_resources_of_its_own() {
     assert_eq!(
         set.container("netns-opener")["resources"]["requests"]["cpu"],
         "1m"
+    );
+}
+
+#[test]
+fn the_plugins_credentials_survive_a_reboot_and_only_the_installer_sees_them() {
+    let release = Release::render(&[]);
+    let path = release.flag("installer", "--kubeconfig").unwrap();
+    // Not below the run directory, which a reboot empties, and at the host's own path, which the plugin is told.
+    assert_eq!(path, "/var/lib/sluice/kubeconfig");
+    for (name, _) in release.containers() {
+        let sees = release
+            .host_paths(name)
+            .iter()
+            .any(|mount| mount.host == "/var/lib/sluice" && mount.at == mount.host);
+        assert_eq!(sees, name == "installer", "{name}");
+    }
+}
+
+#[test]
+fn a_node_may_have_to_be_ready_for_a_while() {
+    let readiness = |set: &[&str]| Release::render(set).container("ambient-broker")["readinessProbe"].clone();
+    assert_eq!(readiness(&[])["successThreshold"], 1);
+    let set = readiness(&["broker.readyAfterSeconds=30"]);
+    // As many answers in a row, one a second.
+    assert_eq!(
+        (&set["successThreshold"], &set["periodSeconds"]),
+        (&json!(30), &json!(1))
     );
 }
 

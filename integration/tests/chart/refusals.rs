@@ -77,6 +77,10 @@ const REFUSED: &[(&[&str], &[&str])] = &[
     (&["cni.ownedFileName=05-other.conflist"], &["/cni/ownedFileName"]),
     (&["broker.port=80"], &["/broker/port", "minimum"]),
     (
+        &["broker.readyAfterSeconds=0"],
+        &["/broker/readyAfterSeconds", "minimum"],
+    ),
+    (
         &["terminationGracePeriodSeconds=1"],
         &["/terminationGracePeriodSeconds", "10"],
     ),

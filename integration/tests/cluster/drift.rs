@@ -10,8 +10,8 @@ use crate::load::client;
 use crate::pods::{pod, probes, server_spec};
 use crate::sluice::{NAMESPACE, Sluice};
 
-/// Until a change is noticed and mended; the drift pass comes every 5 s by default, and takes a moment itself.
-const LIMIT: Duration = Duration::from_secs(6);
+/// Until a change is noticed and mended; the drift pass comes every 4 s by default.
+const LIMIT: Duration = Duration::from_secs(5);
 
 #[test]
 fn a_pods_flushed_rules_come_back() -> anyhow::Result<()> {

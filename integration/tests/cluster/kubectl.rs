@@ -213,7 +213,7 @@ fn tokens(cluster: &Cluster, sluice: &Sluice<'_>) -> anyhow::Result<[(&'static s
         "/proc/{}/root/var/run/secrets/kubernetes.io/serviceaccount/token",
         sluice.init_pid("ambient-broker")?
     );
-    let kubeconfig: Value = serde_json::from_str(&cluster.node(&["cat", "/run/sluice/plugin/kubeconfig"])?)?;
+    let kubeconfig: Value = serde_json::from_str(&cluster.node(&["cat", "/var/lib/sluice/kubeconfig"])?)?;
     let plugin = kubeconfig["users"][0]["user"]["token"]
         .as_str()
         .context("no token")?;

@@ -17,6 +17,7 @@ mod scenario;
 mod sluice;
 mod ztunnel;
 
+mod credentials;
 mod down;
 mod drift;
 mod enrol;

@@ -48,7 +48,7 @@ fn uninstalling_leaves_the_node_as_it_was() -> anyhow::Result<()> {
         namespace.kubectl(&["delete", "pod", "--all", "--timeout=60s"])?;
 
         let files = cluster.node_sh(
-        "find /run/sluice ! -type d; ls -d /etc/cni/net.d/*sluice* /opt/cni/bin/*sluice* /var/run/ztunnel/ztunnel.sock 2>/dev/null || true",
+        "find /run/sluice /var/lib/sluice ! -type d; ls -d /etc/cni/net.d/*sluice* /opt/cni/bin/*sluice* /var/run/ztunnel/ztunnel.sock 2>/dev/null || true",
     )?;
         let left: Vec<&str> = files.lines().filter(|file| *file != LEFT_ON_PURPOSE).collect();
         ensure!(left.is_empty(), "files are left: {left:?}");

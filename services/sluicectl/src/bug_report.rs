@@ -45,6 +45,9 @@ pub struct BugReport {
     /// Where the kubelet keeps the logs of pods
     #[arg(long, value_name = "DIR", default_value = "/var/log/pods")]
     pub log_dir: PathBuf,
+    /// The plugin's credentials, of which no secret is taken
+    #[arg(long, value_name = "FILE", default_value = "/var/lib/sluice/kubeconfig")]
+    pub credentials: PathBuf,
     /// Only what this part of the node can tell
     #[arg(long, value_enum, default_value_t = Part::All, hide = true)]
     pub part: Part,

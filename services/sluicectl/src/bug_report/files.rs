@@ -37,7 +37,9 @@ pub(crate) fn collect(collection: &mut Collection, run_dir: &Path, options: &Bug
             list(collection, "cni-plugins", directory);
         }
     }
-    run_directory(collection, &RunDir::new(run_dir));
+    let run_dir = RunDir::new(run_dir);
+    run_directory(collection, &run_dir);
+    credentials(collection, &[options.credentials.clone(), run_dir.kubeconfig()]);
     if let Ok(selection) = read_start(Path::new("/etc/sluice/selection.yaml")) {
         collection.add("selection.yaml", selection);
     }
@@ -89,12 +91,17 @@ fn run_directory(collection: &mut Collection, run_dir: &RunDir) {
             contents(collection, "run", &directory, |path| path.extension().is_some());
         }
     }
-    let path = run_dir.kubeconfig();
-    // A container that does not see the directory has nothing to say of it.
-    if !path.parent().is_some_and(Path::exists) {
+}
+
+/// The plugin's credentials: on disk, or in the run directory where nothing of a cluster's survives a reboot.
+fn credentials(collection: &mut Collection, paths: &[PathBuf]) {
+    let there = paths.iter().find(|path| path.exists());
+    // A container that does not see their directory has nothing to say of them.
+    let missing = || paths.iter().find(|path| path.parent().is_some_and(Path::exists));
+    let Some(path) = there.or_else(missing) else {
         return;
-    }
-    match read_start(&path) {
+    };
+    match read_start(path) {
         Ok(text) => match kubeconfig::without_tokens(&text, &mut collection.redactor) {
             Some(text) => collection.add("kubeconfig.json", text),
             None => collection.note(format!("{}: not a kubeconfig in JSON, left out", path.display())),

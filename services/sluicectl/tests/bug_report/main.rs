@@ -76,6 +76,7 @@ impl Host {
             format!("--cni-net-dir={}", at("net.d")),
             format!("--cni-bin-dir={}", at("bin")),
             format!("--log-dir={}", at("logs")),
+            format!("--credentials={}", at("disk/kubeconfig")),
         ]
     }
 }
@@ -197,6 +198,24 @@ fn a_node_on_which_nothing_runs_is_told_as_far_as_it_can_be() {
     assert!(notes.contains("cannot reach the broker"), "{notes}");
     assert!(notes.contains("not a kubeconfig in JSON, left out"), "{notes}");
     assert!(file(&files, "02-sluice.conflist").contains("sluice-cni"));
+}
+
+#[test]
+fn credentials_on_disk_are_told_of_without_their_token() {
+    let node = Node::new(sick());
+    let host = Host::new(node.run_dir.path());
+    let disk = host.directory.path().join("disk");
+    fs::create_dir(&disk).unwrap();
+    fs::rename(
+        node.run_dir.path().join("plugin/kubeconfig"),
+        disk.join("kubeconfig"),
+    )
+    .unwrap();
+    let target = host.directory.path().join("report.tar");
+    assert_eq!(report(node.run_dir.path(), &host, &target).status, 0);
+    let (_directory, files) = unpack(&target);
+    no_secret(&files);
+    assert!(file(&files, "kubeconfig.json").contains("\"exp\": 1790000000"));
 }
 
 #[test]
