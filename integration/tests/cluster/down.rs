@@ -76,6 +76,26 @@ fn each_container_that_hangs_lets_no_mesh_pod_start_unprotected() -> anyhow::Res
 }
 
 #[test]
+fn an_opener_or_installer_that_hangs_keeps_no_pod_from_starting_enrolled() -> anyhow::Result<()> {
+    on_cluster(|cluster| {
+        let sluice = Sluice::ensure(cluster)?;
+        let mesh = Namespace::create(cluster, "hangs-beside", Mesh::In)?;
+        for container in ["netns-opener", "installer"] {
+            let process = sluice.service_pid(&sluice.init_pid(container)?)?;
+            cluster.node(&["kill", "-STOP", &process])?;
+            let name = format!("{container}-hangs");
+            let started = client(&mesh, &name, cluster)
+                .and_then(|pod| sluice.ztunnel.wait_held(&[pod], PATIENCE).map(drop));
+            cluster.node(&["kill", "-CONT", &process])?;
+
+            started.with_context(|| format!("{container} hangs"))?;
+            sluice.wait_recovered(PATIENCE)?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
 fn with_the_api_server_down_an_unknown_pod_is_answered_in_time() -> anyhow::Result<()> {
     on_cluster(|cluster| {
         let sluice = Sluice::ensure(cluster)?;
@@ -132,6 +152,25 @@ fn with_agent_and_api_server_down_only_excluded_namespaces_start() -> anyhow::Re
         cluster.script("up.sh", &["start-apiserver"])?;
 
         check_api_outage("refusing, without the agent", unknown, excluded)?;
+        sluice.return_agent()?;
+        sluice.wait_ready()
+    })
+}
+
+#[test]
+fn with_the_agent_down_and_the_api_server_hung_only_excluded_namespaces_start() -> anyhow::Result<()> {
+    on_cluster(|cluster| {
+        let sluice = Sluice::ensure(cluster)?;
+        let mesh = Namespace::create(cluster, "bothhung", Mesh::In)?;
+        sluice.remove_agent()?;
+        let server = Pid::from_raw(cluster.pid("kube-apiserver")?);
+
+        kill(server, Signal::SIGSTOP)?;
+        let unknown = attempt(cluster, &mesh.name, "unknown");
+        let excluded = attempt(cluster, "kube-system", "excluded");
+        kill(server, Signal::SIGCONT)?;
+
+        check_api_outage("hung, without the agent", unknown, excluded)?;
         sluice.return_agent()?;
         sluice.wait_ready()
     })

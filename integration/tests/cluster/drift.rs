@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use sluice_integration::uds_http::get;
 
 use crate::enrol::netns_of;
-use crate::harness::{Mesh, Namespace, PATIENCE, eventually, on_cluster};
+use crate::harness::{Cluster, Mesh, Namespace, PATIENCE, eventually, on_cluster};
 use crate::load::client;
 use crate::pods::{pod, probes, server_spec};
 use crate::sluice::{NAMESPACE, Sluice};
@@ -122,7 +123,10 @@ fn a_configuration_that_takes_precedence_is_chained_or_told() -> anyhow::Result<
                 .any(|c| c["type"] == "Ready" && c["status"] == "False"))
         });
         let chained = sluice.chained();
+        // Where it is told and not chained, operators find it where they look: metrics, and Events of the agent's pod.
+        let told = chained.as_ref().is_ok_and(|chained| *chained) || told(cluster, &sluice)?;
         cluster.node_sh("rm -f /etc/cni/net.d/00-intruder.conflist")?;
+        ensure!(told, "neither metric nor Event tell of it");
 
         println!(
             "a configuration of higher priority: noticed after {:?}, chained: {:?}",
@@ -130,6 +134,21 @@ fn a_configuration_that_takes_precedence_is_chained_or_told() -> anyhow::Result<
         );
         sluice.wait_ready()
     })
+}
+
+/// Whether a metric and an Event of the agent's pod tell that another configuration is in use.
+fn told(cluster: &Cluster, sluice: &Sluice<'_>) -> anyhow::Result<bool> {
+    let agent = sluice.pod()?;
+    let events = format!("/api/v1/namespaces/{NAMESPACE}/events?fieldSelector=involvedObject.name={agent}");
+    eventually("an Event names the file", PATIENCE, || {
+        let list = cluster.api.get(&events)?.to_string();
+        Ok(list
+            .contains("not-first-in-cni-dir: 00-intruder.conflist")
+            .then_some(()))
+    })?;
+    let socket = cluster.node_path("/run/sluice/broker/http.sock")?;
+    let metrics = get(&socket, "/metrics")?.body;
+    Ok(metrics.lines().any(|line| line == "istio_cni_install_ready 0"))
 }
 
 /// How long it takes until `mended` holds.

@@ -16,14 +16,14 @@ use crate::pods::{pod, probes, server_spec};
 use crate::sluice::{CONTAINERS, DAEMON_SET, NAMESPACE, Sluice};
 
 /// kubectl with the plugin in its PATH.
-struct Plugin {
+pub(crate) struct Plugin {
     path: String,
     /// The node that the agent runs on.
     node: String,
 }
 
 impl Plugin {
-    fn new(cluster: &Cluster) -> anyhow::Result<Self> {
+    pub(crate) fn new(cluster: &Cluster) -> anyhow::Result<Self> {
         let binary = process::binary("kubectl-sluice")?;
         let directory = binary.parent().context("no directory")?.display().to_string();
         let agents = cluster.pods_of(NAMESPACE, DAEMON_SET)?;
@@ -46,7 +46,7 @@ impl Plugin {
     }
 
     /// The answer that all is well.
-    fn well(&self, question: &[&str]) -> anyhow::Result<String> {
+    pub(crate) fn well(&self, question: &[&str]) -> anyhow::Result<String> {
         let output = self.ask(question)?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         ensure!(

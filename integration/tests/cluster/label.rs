@@ -6,9 +6,11 @@ use anyhow::ensure;
 
 use crate::enrol::rules_of;
 use crate::harness::{Mesh, Namespace, PATIENCE, on_cluster};
+use crate::kubectl::Plugin;
 use crate::load::{Load, client};
-use crate::pods::{deployment, probes, server_spec};
+use crate::pods::{deployment, pod, probes, server_spec};
 use crate::sluice::Sluice;
+use crate::upgrade::kill_service;
 
 #[test]
 fn a_namespace_label_enrols_and_releases_running_pods_live() -> anyhow::Result<()> {
@@ -68,6 +70,49 @@ fn a_namespace_label_enrols_and_releases_running_pods_live() -> anyhow::Result<(
         println!(
             "label: {} requests, none failed, slowest {} ms",
             report.requests, report.max_millis
+        );
+        Ok(())
+    })
+}
+
+#[test]
+fn a_labelled_pod_of_an_excluded_namespace_never_joins() -> anyhow::Result<()> {
+    on_cluster(|cluster| {
+        let namespace = Namespace::create(cluster, "excluded", Mesh::In)?;
+        let excluded = format!("selection.excludedNamespaces={{kube-system,{}}}", namespace.name);
+        let sluice = Sluice::ensure_with(cluster, &[&excluded])?;
+        let out = |when: &str| -> anyhow::Result<()> {
+            let pod = namespace.pod("web")?;
+            let held = sluice.ztunnel.control.counts()?.workloads.contains_key(&pod.uid);
+            let rules = rules_of(cluster, &namespace, "web")?;
+            ensure!(
+                pod.status().is_none() && !held && rules.trim().is_empty(),
+                "in the mesh {when}: {pod:?}\n{rules}"
+            );
+            Ok(())
+        };
+        cluster.apply(&[pod(&namespace, "web", &server_spec(&probes()))])?;
+        namespace.wait_pod("web", "is Ready", PATIENCE, |pod| pod.ready)?;
+        out("after its ADD")?;
+
+        kill_service(cluster, &sluice, &sluice.init_pid("ambient-broker")?)?;
+        sluice.wait_recovered(PATIENCE)?;
+        out("after a restart")?;
+
+        // Neither its namespace's label nor its own. Another pod, in the mesh by then, shows that the labels were seen.
+        let other = Namespace::create(cluster, "not-excluded", Mesh::Out)?;
+        let witness = client(&other, "witness", cluster)?;
+        namespace.set_mesh(Mesh::Out)?;
+        namespace.set_mesh(Mesh::In)?;
+        namespace.kubectl(&["label", "pod", "web", "istio.io/dataplane-mode=ambient"])?;
+        other.set_mesh(Mesh::In)?;
+        sluice.ztunnel.wait_held(&[witness], PATIENCE)?;
+        out("after a change of labels")?;
+        let name = format!("{}/web", namespace.name);
+        let told = Plugin::new(cluster)?.well(&["explain", &name])?;
+        ensure!(
+            told.contains("=>") && told.contains("excludedNamespaces"),
+            "{told}"
         );
         Ok(())
     })

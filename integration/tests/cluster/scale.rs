@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use serde_json::json;
+use sluice_testkit::process;
 
 use crate::api::Api;
 use crate::harness::{Cluster, Mesh, Namespace, PATIENCE, eventually, on_cluster};
@@ -49,6 +50,13 @@ fn ten_thousand_pods_elsewhere_cost_the_agent_hardly_any_memory() -> anyhow::Res
             );
             ensure!(used <= limit * MIB, "{container} uses {used} bytes");
         }
+        let peak = peak(cluster, &sluice.init_pid("installer")?)?;
+        let binary = std::fs::metadata(process::binary("installer")?)?.len();
+        println!("installer: {} KiB charged at most", peak / 1024);
+        ensure!(
+            peak <= binary + 16 * MIB,
+            "the installer was charged {peak} bytes, its binary is {binary}"
+        );
         delete_elsewhere()
     })
 }
@@ -67,6 +75,16 @@ fn resident(cluster: &Cluster, sluice: &Sluice<'_>, container: &str) -> anyhow::
         next.extend(children.split_whitespace().map(str::to_owned));
     }
     Ok(total)
+}
+
+/// The most memory in bytes that a process's cgroup was ever charged, its pages of files included (cgroups(7), either version).
+fn peak(cluster: &Cluster, pid: &str) -> anyhow::Result<u64> {
+    let below = |prefix: &str| format!("$(sed -n 's/^{prefix}//p' /proc/{pid}/cgroup)");
+    let (first, second) = (below("[0-9]*:memory:"), below("0::"));
+    let bytes = cluster.node_sh(&format!(
+        "cat /sys/fs/cgroup/memory{first}/memory.max_usage_in_bytes 2>/dev/null || cat /sys/fs/cgroup{second}/memory.peak"
+    ))?;
+    bytes.trim().parse().context("bytes")
 }
 
 fn name(number: usize) -> String {
