@@ -53,6 +53,37 @@ fn a_plan_is_a_diff_and_changes_nothing() {
 }
 
 #[test]
+fn a_flag_wins_over_the_environment_and_nonsense_there_is_refused_by_name() {
+    let node = Node::new();
+    let _broker = node.broker();
+    let plan = |variable: (&str, &str), args: &[&str]| {
+        let mut command = node.command("plan");
+        command.env(variable.0, variable.1).args(args).output().unwrap()
+    };
+    let chained = ("SLUICE_CNI_MODE", "chained");
+    assert!(stdout(&plan(chained, &[])).contains("/10-podnet.conflist"));
+    let owned = stdout(&plan(chained, &["--mode", "owned"]));
+    assert!(
+        owned.contains(OWNED) && !owned.contains("/10-podnet.conflist"),
+        "{owned}"
+    );
+    // An empty one is no default and no `false`.
+    for (name, value, flag) in [
+        ("SLUICE_CNI_MODE", "", "--mode"),
+        ("SLUICE_GATE_NODE", "perhaps", "--gate-node"),
+        ("SLUICE_REQUIRE_KUBECONFIG", "", "--require-kubeconfig"),
+        ("SLUICE_SHUTDOWN_SECONDS", "soon", "--shutdown-seconds"),
+    ] {
+        let refused = plan((name, value), &[]);
+        assert!(
+            refused.status.code() == Some(2) && stderr(&refused).contains(flag),
+            "{name}={value}: {}",
+            stderr(&refused)
+        );
+    }
+}
+
+#[test]
 fn a_plan_of_what_is_done_is_nothing_to_do() {
     let node = Node::new();
     let _broker = node.broker();

@@ -15,3 +15,4 @@ mod privileges;
 mod support;
 mod take_over;
 mod wars;
+mod writes;

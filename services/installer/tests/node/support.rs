@@ -180,14 +180,15 @@ impl Node {
         outer
     }
 
+    /// Starts it through a program that executes it in the end.
+    pub(crate) fn start_through(&self, program: &str, args: &[&str]) -> Installer {
+        self.spawn(self.through(program, args, "run"))
+    }
+
     /// Starts it in a user namespace whose own limit of inotify instances is 0.
     pub(crate) fn start_without_inotify(&self) -> Installer {
         let script = "echo 0 >/proc/sys/user/max_inotify_instances && exec \"$0\" \"$@\"";
-        self.spawn(self.through(
-            "unshare",
-            &["--user", "--map-root-user", "sh", "-c", script],
-            "run",
-        ))
+        self.start_through("unshare", &["--user", "--map-root-user", "sh", "-c", script])
     }
 
     /// Starts it and waits until everything is in place.
