@@ -63,6 +63,11 @@ impl Executor {
         }
     }
 
+    /// Hash of the selection that pods are decided by.
+    pub fn config_hash(&self) -> &str {
+        &self.config_hash
+    }
+
     /// The watch is up and its snapshot complete.
     pub fn is_connected(&self) -> bool {
         self.link().listed

@@ -78,6 +78,16 @@ impl Health {
         reasons
     }
 
+    /// The plugin is given another selection than ours: it would take other namespaces for excluded ones.
+    fn other_selection(&self) -> Option<String> {
+        let (plugins, ours) = (self.installer()?.selection_hash, self.executor.config_hash());
+        (!plugins.is_empty() && plugins != ours).then(|| {
+            format!(
+                "the plugin's chain entry has selection {plugins}, the broker {ours}: restart the agent's pod"
+            )
+        })
+    }
+
     /// Why the process is stuck, if it is.
     pub fn stuck(&self) -> Option<String> {
         let age = self.beat.age();
@@ -119,6 +129,7 @@ impl Health {
         if let Some(installer) = self.installer().filter(|report| !report.ready) {
             reasons.push(format!("the installer is not ready: {}", installer.problem));
         }
+        reasons.extend(self.other_selection());
         if self.require_ztunnel {
             let ready = self
                 .zds

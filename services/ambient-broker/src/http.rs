@@ -95,6 +95,9 @@ impl Handler for Monitoring {
                 self.metrics.standing(&self.registry.reports());
                 self.metrics.zds(&self.zds.status());
                 self.metrics.process(self.executor.repaired());
+                if let Some(report) = self.health.installer() {
+                    self.metrics.installer(&report);
+                }
                 let executor = tokio::time::timeout(EXECUTOR, self.executor.node_status()).await;
                 match self.metrics.render(executor.ok().and_then(Result::ok).as_ref()) {
                     Ok(text) => reply(StatusCode::OK, OPENMETRICS, text),

@@ -15,6 +15,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use sluice_proto::pb::executor::NodeStatusResponse;
+use sluice_proto::pb::node::InstallerReport;
 
 use crate::reconcile::Event;
 use crate::reconcile::report::{PodReport, Standing};
@@ -75,6 +76,8 @@ pub struct Metrics {
     zds_protocol_errors: Gauge,
     host_and_pod_repairs: Gauge,
     open_descriptors: Gauge,
+    install_ready: Gauge,
+    installer_repairs: Gauge,
 }
 
 fn seconds() -> Histogram {
@@ -105,6 +108,8 @@ impl Default for Metrics {
             zds_protocol_errors: Gauge::default(),
             host_and_pod_repairs: Gauge::default(),
             open_descriptors: Gauge::default(),
+            install_ready: Gauge::default(),
+            installer_repairs: Gauge::default(),
         };
         metrics.register();
         metrics
@@ -190,6 +195,16 @@ impl Metrics {
             "open_descriptors",
             "Open descriptors of this process",
             open_descriptors
+        );
+        register!(
+            "istio_cni_install_ready",
+            "Whether plugin, chain entry and credentials are in place and in force",
+            install_ready
+        );
+        register!(
+            "installer_repairs",
+            "Files of the installer that somebody had damaged",
+            installer_repairs
         );
     }
 
@@ -290,6 +305,13 @@ impl Metrics {
             .set(i64::try_from(status.refused_peers).unwrap_or(i64::MAX));
         self.zds_protocol_errors
             .set(i64::try_from(status.protocol_errors).unwrap_or(i64::MAX));
+    }
+
+    /// What the installer said last.
+    pub fn installer(&self, report: &InstallerReport) {
+        self.install_ready.set(i64::from(report.ready));
+        self.installer_repairs
+            .set(i64::try_from(report.repairs).unwrap_or(i64::MAX));
     }
 
     /// Facts that are only looked up when somebody asks.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use sluice_proto::pb::node::InstallerReport;
+use sluice_selection::SelectionConfig;
 
 use crate::apply::{apply, describe};
 use crate::config::Flags;
@@ -233,6 +234,11 @@ impl Installer {
                 effective_file: host(plan.effective).unwrap_or_default(),
                 primary_file: host(plan.primary).unwrap_or_default(),
                 repairs: self.repairs,
+                selection_hash: self
+                    .entry
+                    .selection
+                    .as_ref()
+                    .map_or_else(String::new, SelectionConfig::hash),
             },
             notes: self.notes(plan.notes),
             again: waiting.or(grace).or((!ready).then_some(Duration::from_secs(1))),

@@ -152,8 +152,16 @@ async fn an_installer_that_is_not_ready_makes_the_node_not_ready() {
         status == 503 && text.contains("the installer is not ready: no primary network yet"),
         "{text}"
     );
+    let metric = async |line: &str| {
+        let (_, text) = node.get("/metrics").await;
+        assert!(text.lines().any(|found| found == line), "no {line:?} in {text}");
+    };
+    metric("istio_cni_install_ready 0").await;
     report.ready = true;
+    report.repairs = 3;
     client.report(report).await.unwrap();
+    metric("istio_cni_install_ready 1").await;
+    metric("installer_repairs 3").await;
     let until = Instant::now() + SOON;
     loop {
         let (status, text) = node.get("/readyz").await;
@@ -164,6 +172,31 @@ async fn an_installer_that_is_not_ready_makes_the_node_not_ready() {
         assert!(Instant::now() < until, "{text}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+#[tokio::test]
+async fn a_plugin_that_is_given_another_selection_makes_the_node_not_ready() {
+    let mut node = Node::new();
+    node.facts = Some(Arc::new(Facts::default()));
+    node.executor.serve(&node.run);
+    node.start_broker();
+    let mut client = installer(&node).await;
+    let with = |selection_hash: String| InstallerReport {
+        ready: true,
+        selection_hash,
+        ..InstallerReport::default()
+    };
+    client.report(with("0123456789abcdef".to_owned())).await.unwrap();
+    let (status, text) = node.get("/readyz").await;
+    // Both are named, so that they can be compared with what broker and installer log.
+    let ours = sluice_selection::SelectionConfig::default().hash();
+    assert!(
+        status == 503 && text.contains("selection 0123456789abcdef") && text.contains(&ours),
+        "{text}"
+    );
+    client.report(with(ours)).await.unwrap();
+    let (_, text) = node.get("/readyz").await;
+    assert!(!text.contains("selection"), "{text}");
 }
 
 #[tokio::test]

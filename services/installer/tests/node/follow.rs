@@ -1,7 +1,9 @@
 //! What happens on the node while the installer runs, and what it makes of it.
 
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use crate::support::{Node, OWNED, PODNET, Reader, SOON, effective, wait_for};
@@ -313,6 +315,10 @@ fn without_inotify_changes_are_found_by_looking() {
         "{}",
         node.log_text()
     );
+    let mut stream = UnixStream::connect(node.run.kubeconfig().with_file_name("installer.sock")).unwrap();
+    let mut status = String::new();
+    stream.read_to_string(&mut status).unwrap();
+    assert!(status.contains("\"watching\":false"), "{status}");
     let before = Instant::now();
     node.primary("10-podnet.conflist", &list(1234, "1.0.0", ""));
     wait_for("followed", Duration::from_secs(4), || {
@@ -327,10 +333,21 @@ fn a_changed_selection_waits_for_a_restart_and_says_so() {
     let selection = node.root().join("selection.yaml");
     fs::write(&selection, "excludedNamespaces: [kube-system]\n").unwrap();
     let node = node.args(&["--selection", selection.to_str().unwrap()]);
-    let _broker = node.broker();
+    let broker = node.broker();
     let mut installer = node.start_ready();
     let before = node.read(OWNED).unwrap();
     assert!(before.contains("kube-system"));
+    // The broker is told of what the plugin has, not of what is in the file by now.
+    let hash = |text: &str| {
+        let parsed = sluice_selection::parse_selection_file(&selection, Ok(text.to_owned()));
+        parsed.unwrap().hash()
+    };
+    let told = |hash: String| {
+        wait_for("the selection's hash", SOON, || {
+            broker.report().filter(|report| report.selection_hash == hash)
+        })
+    };
+    told(hash("excludedNamespaces: [kube-system]\n"));
     fs::write(&selection, "excludedNamespaces: [other]\n").unwrap();
     wait_for("a note", Duration::from_secs(4), || {
         node.log_text()
@@ -339,9 +356,11 @@ fn a_changed_selection_waits_for_a_restart_and_says_so() {
     });
     assert_eq!(node.health(), "ready");
     assert_eq!(node.read(OWNED).unwrap(), before);
+    told(hash("excludedNamespaces: [kube-system]\n"));
     installer.kill();
     let _installer = node.start();
     wait_for("the new selection", SOON, || {
         node.read(OWNED).filter(|text| text.contains("\"other\""))
     });
+    told(hash("excludedNamespaces: [other]\n"));
 }
