@@ -27,6 +27,7 @@ pub(crate) struct Shared {
     pub(crate) verdicts: Vec<complete_request::Verdict>,
     pub(crate) redirected: VecDeque<u32>,
     pub(crate) opener: bool,
+    pub(crate) features: Vec<Feature>,
     watchers: Vec<mpsc::UnboundedSender<Result<SandboxEvent, Status>>>,
 }
 
@@ -310,7 +311,8 @@ impl NetnsExecutor for FakeExecutor {
     }
 
     async fn preflight(&self, _: Request<PreflightRequest>) -> Result<Response<PreflightResponse>, Status> {
-        Ok(Response::new(PreflightResponse::default()))
+        let features = self.0.lock().unwrap().features.clone();
+        Ok(Response::new(PreflightResponse { features }))
     }
 
     async fn node_status(

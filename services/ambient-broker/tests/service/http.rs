@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use sluice_proto::pb::executor::Feature;
 use sluice_proto::pb::workload::PodState;
 use sluice_proto::pb::zds::workload_request::Payload;
 
@@ -44,6 +45,38 @@ async fn health_and_metrics_are_served_on_a_unix_socket() {
         assert!(metrics.contains(line), "{line} is missing in:\n{metrics}");
     }
     assert_eq!(node.get("/else").await.0, 404);
+}
+
+#[tokio::test]
+async fn a_kernel_feature_that_is_missing_keeps_the_node_from_being_ready_if_it_is_required() {
+    for required in [true, false] {
+        let mut node = Node::new();
+        let missing = Feature {
+            name: "ct zone".into(),
+            family: "ip6".into(),
+            required,
+            available: false,
+            error: "EOPNOTSUPP".into(),
+        };
+        node.executor.0.lock().unwrap().features = vec![missing];
+        node.executor.serve(&node.run);
+        node.start_broker();
+        eventually(|| node.run.http_socket().exists().then_some(())).await;
+        let expected = if required {
+            (503, "kernel lacks ct zone (ip6): EOPNOTSUPP")
+        } else {
+            (200, "")
+        };
+        let until = Instant::now() + SOON;
+        loop {
+            let (status, body) = node.get("/readyz").await;
+            if status == expected.0 && body.contains(expected.1) {
+                break;
+            }
+            assert!(Instant::now() < until, "{status}: {body}, expected {expected:?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
 }
 
 #[tokio::test]
