@@ -1,9 +1,10 @@
 //! Damage to an enrolled pod is seen, told and mended within 30 s, and nobody else notices.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use sluice_integration::descriptors::wait_let_go;
+use sluice_integration::kernel_state::sandbox_files;
 use sluice_integration::manifests::PodOptions;
 use sluice_integration::mesh::Mesh;
 use sluice_integration::netns_state::{redirects, rules_of};
@@ -291,4 +292,53 @@ fn a_pod_whose_netns_appears_late_is_enrolled_as_soon_as_it_is_there() {
         .unwrap();
     assert!(redirects(late.netns()).unwrap());
     assert!(!mesh.control().report().unwrap().messages.iter().any(kept));
+}
+
+#[test]
+fn a_recorded_pod_whose_netns_appears_after_40_s_is_enrolled_within_5_s() {
+    let mesh = Mesh::start().unwrap();
+    mesh.manifests.namespace("default", "ambient").unwrap();
+    let before = mesh_pod(&mesh, "rebooted").unwrap();
+    let (uid, addresses) = (before.uid().to_owned(), before.addresses().to_vec());
+    mesh.executor.kill().unwrap();
+    mesh.broker.kill().unwrap();
+    before.delete().unwrap();
+    assert_eq!(sandbox_files(&mesh).unwrap().len(), 1, "the pod is on record");
+    mesh.executor.start_again().unwrap();
+    mesh.broker.start_again().unwrap();
+    mesh.wait_serving().unwrap();
+    let of_uid = || {
+        mesh.pods()
+            .unwrap()
+            .into_iter()
+            .find(|status| status.pod.as_ref().is_some_and(|pod| pod.uid == uid))
+    };
+    // Whatever pauses grow while nothing is found, they must not grow beyond what the pod can wait for.
+    let until = Instant::now() + Duration::from_secs(40);
+    poll_true("40 s pass", 2 * BOUND, || {
+        assert_ne!(of_uid().map(|status| status.state()), Some(PodState::Enrolled));
+        Instant::now() >= until
+    })
+    .unwrap();
+    let lost = of_uid().unwrap();
+    assert_eq!(
+        (lost.state(), lost.reason.as_str()),
+        (PodState::Broken, "netns-not-found"),
+        "{lost:?}"
+    );
+    // Nobody is told: no ADD, no change of the manifest.
+    let late = mesh
+        .node()
+        .pod("rebooted")
+        .uid(&uid)
+        .addresses(&addresses)
+        .create()
+        .unwrap();
+    late.start_process().unwrap();
+    mesh.wait_state(&late, PodState::Enrolled, Duration::from_secs(5))
+        .unwrap();
+    assert!(redirects(late.netns()).unwrap());
+    let told = mesh.control().report().unwrap().messages;
+    assert!(!told.iter().any(|m| m.uid == uid && m.kind == "keep"));
+    assert!(lost.retries > 10, "{lost:?}");
 }

@@ -44,6 +44,7 @@ pub(super) fn sandbox(pb: executor::Sandbox) -> Result<Sandbox, InvalidMessage> 
         broken: pb.broken.map(Into::into),
         pending: pb.pending,
         fingerprint: pb.fingerprint,
+        attempts: pb.attempts,
     })
 }
 

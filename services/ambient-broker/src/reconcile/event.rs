@@ -55,6 +55,8 @@ pub struct Sandbox {
     pub pending: bool,
     /// Of the rules, if they were programmed in this life of the executor.
     pub fingerprint: String,
+    /// How often the executor has looked for the namespace in vain.
+    pub attempts: u32,
 }
 
 /// How a call to the executor ended without doing what it should.

@@ -202,7 +202,10 @@ impl World {
             addresses: pod.addresses(),
             timings: pod.timings.clone(),
             acked,
-            retries: pod.backoff.attempts(),
+            retries: pod
+                .backoff
+                .attempts()
+                .max(current.map_or(0, |current| current.sandbox.attempts)),
             rules_version: current
                 .filter(|current| current.rules != Desired::None)
                 .map(|current| current.rules_version.clone())

@@ -79,6 +79,7 @@ pub(super) fn sandbox(n: u32, life: u32, pending: bool) -> Sandbox {
         broken: None,
         pending,
         fingerprint: String::new(),
+        attempts: 0,
     }
 }
 

@@ -64,7 +64,7 @@ impl Default for Settings {
             status_hold: Duration::from_secs(5),
             log_pause: Duration::from_secs(10),
             snapshot_wait: Duration::from_secs(5),
-            adopt_retry: (Duration::from_millis(250), Duration::from_secs(4)),
+            adopt_retry: (Duration::from_millis(250), Duration::from_millis(3_500)),
             seed: 1,
         }
     }

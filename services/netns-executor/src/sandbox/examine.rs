@@ -104,13 +104,12 @@ impl Task {
                 .broken
                 .as_ref()
                 .is_none_or(|broken| broken.code != failure.code);
-        let cause = format!("{} (attempt {})", failure.cause, self.attempts);
-        let failure = Failure { cause, ..failure };
         if is_news {
             self.set_broken(failure);
         } else {
+            // Not logged: only the count is new.
             self.broken = Some(failure);
-            self.publish_silently();
+            self.publish(Event::Changed);
         }
         Flow::Continue(())
     }

@@ -25,7 +25,9 @@ const STAGE: &str = "find namespace";
 /// A pod has a handful of processes in namespaces of their own at most.
 const MAX_CANDIDATES: u32 = 16;
 
-/// A look at every process of the host costs it some milliseconds: in vain it is taken ever more rarely.
+/// After a reboot pods come back within this time, and must not wait for the next look: until then each round scans.
+const EAGER: Duration = Duration::from_mins(2);
+/// A look at every process of the host costs it some milliseconds: later it is taken ever more rarely.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// Looks for every unreachable sandbox, again and again.
@@ -47,23 +49,31 @@ pub async fn run(node: Arc<Node>) {
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     lost: Vec<Attachment>,
+    /// Since when nobody was added to `lost`.
+    since: Option<Instant>,
     next: Option<Instant>,
     pause: Duration,
 }
 
 impl Pace {
     /// Somebody new to look for is looked for at once.
-    fn may_scan(&mut self, lost: Vec<Attachment>) -> bool {
+    fn may_scan(&mut self, lost: Vec<Attachment>, now: Instant) -> bool {
         if lost.iter().any(|attachment| !self.lost.contains(attachment)) {
-            (self.next, self.pause) = (None, Duration::ZERO);
+            *self = Self {
+                since: Some(now),
+                ..Self::default()
+            };
         }
         self.lost = lost;
-        self.next.is_none_or(|next| Instant::now() >= next)
+        self.next.is_none_or(|next| now >= next)
     }
 
-    fn scanned(&mut self, first: Duration) {
+    fn scanned(&mut self, first: Duration, now: Instant) {
+        if self.since.is_some_and(|since| now < since + EAGER) {
+            return;
+        }
         self.pause = (self.pause * 2).clamp(first, LONGEST_PAUSE.max(first));
-        self.next = Some(Instant::now() + self.pause);
+        self.next = Some(now + self.pause);
     }
 }
 
@@ -111,7 +121,10 @@ pub(crate) async fn recover_all(node: &Arc<Node>, pace: &mut Pace) {
         lost.cloned().collect()
     };
     let mut scan = Scan {
-        allowed: pace.may_scan(lost.iter().map(|handle| handle.attachment.clone()).collect()),
+        allowed: pace.may_scan(
+            lost.iter().map(|handle| handle.attachment.clone()).collect(),
+            Instant::now(),
+        ),
         outcome: None,
     };
     for handle in lost {
@@ -126,7 +139,7 @@ pub(crate) async fn recover_all(node: &Arc<Node>, pace: &mut Pace) {
         }
     }
     if scan.outcome.is_some() {
-        pace.scanned(node.settings.recovery);
+        pace.scanned(node.settings.recovery, Instant::now());
     }
 }
 
@@ -285,4 +298,41 @@ pub(super) async fn interface_with(
         Ok((opened, found))
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::tests::record;
+
+    const ROUND: Duration = Duration::from_secs(2);
+
+    /// At which seconds a scan is made in so many rounds, which go on where `clock` stands.
+    fn scans(pace: &mut Pace, clock: &mut Instant, lost: &[&str], rounds: u32) -> Vec<u64> {
+        let began = *clock;
+        let mut scans = Vec::new();
+        for _ in 0..rounds {
+            if pace.may_scan(lost.iter().map(|id| record(id).attachment).collect(), *clock) {
+                scans.push((*clock - began).as_secs());
+                pace.scanned(ROUND, *clock);
+            }
+            *clock += ROUND;
+        }
+        scans
+    }
+
+    #[test]
+    fn each_round_looks_for_two_minutes_and_then_ever_more_rarely() {
+        let (mut pace, mut clock) = (Pace::default(), Instant::now());
+        let eager = scans(&mut pace, &mut clock, &["one"], 60);
+        assert_eq!(eager, (0..60).map(|round| round * 2).collect::<Vec<_>>());
+        let later = scans(&mut pace, &mut clock, &["one"], 60);
+        assert_eq!(later, [0, 2, 6, 14, 30, 60, 90]);
+        // Somebody new is looked for as eagerly.
+        let again = scans(&mut pace, &mut clock, &["one", "two"], 10);
+        assert_eq!(again.len(), 10);
+        // That one was found is no reason to look more often for the other.
+        let fewer = scans(&mut pace, &mut clock, &["two"], 100);
+        assert!(fewer.len() < 60, "{fewer:?}");
+    }
 }

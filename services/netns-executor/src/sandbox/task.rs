@@ -326,6 +326,7 @@ impl Task {
             pending: self.add.is_some(),
             adopted: record.adopted,
             fingerprint: self.fingerprint.clone(),
+            attempts: self.attempts,
         }
     }
 

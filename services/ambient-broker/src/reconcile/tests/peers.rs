@@ -118,6 +118,7 @@ fn snapshots_wait_only_so_long_for_a_netns_that_cannot_be_reached() {
     bench.list(&[Sandbox {
         reachable: false,
         broken: Some(failure(ErrorCode::OpenerNetns)),
+        attempts: 7,
         ..redirected(1)
     }]);
     bench.pass(Duration::from_secs(4));
@@ -129,6 +130,7 @@ fn snapshots_wait_only_so_long_for_a_netns_that_cannot_be_reached() {
         (report.standing, report.reason),
         (Standing::Broken, "netns-not-found")
     );
+    assert_eq!(report.retries, 7, "the executor's looks count");
 }
 
 #[test]
