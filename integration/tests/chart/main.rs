@@ -12,6 +12,7 @@
 )]
 
 mod admission;
+mod effects;
 mod golden;
 mod helm;
 mod image;
