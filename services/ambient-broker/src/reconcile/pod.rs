@@ -184,6 +184,11 @@ impl Current {
         self.rules == Desired::None && self.programming.is_none()
     }
 
+    /// Its ADD is about to fail.
+    pub(super) fn is_being_refused(&self) -> bool {
+        self.add.as_ref().is_some_and(|add| add.refusing.is_some())
+    }
+
     pub(super) fn held(&self) -> Option<&SandboxId> {
         match &self.descriptor {
             Descriptor::Held(key) => Some(key),

@@ -101,7 +101,11 @@ impl State {
 
     fn gone(&mut self, id: &SandboxId, uid: &PodUid) {
         self.of(id, uid, |world, pod| {
-            let refused = pod.current.as_ref().is_some_and(|current| current.refused);
+            // Between two tries of the runtime people ask why; its DEL may come before we hear that our word has arrived.
+            let refused = pod
+                .current
+                .as_ref()
+                .is_some_and(|current| current.refused || current.is_being_refused());
             world.let_go(pod);
             if !refused {
                 pod.problem = None;

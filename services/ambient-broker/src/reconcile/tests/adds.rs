@@ -291,3 +291,34 @@ fn a_late_verdict_is_taken_back() {
     assert!(effects.iter().any(|e| matches!(e, Effect::DropDescriptor(_))));
     assert!(verdicts(&effects).is_empty());
 }
+
+#[test]
+fn why_an_add_was_refused_is_told_until_the_next_one() {
+    for runtime_is_faster in [false, true] {
+        let mut bench = Bench::selected();
+        let first = super::sandbox(1, 1, true);
+        let epoch = bench.add_until_offered(&first);
+        bench.nacked(1, C1, epoch, "no");
+        bench.withdrawn(epoch);
+        bench.programmed(&first, Desired::None);
+        refusal(&bench.take());
+        if runtime_is_faster {
+            bench.gone(&first);
+            bench.completed(&first, Ok(()));
+        } else {
+            bench.completed(&first, Ok(()));
+            bench.gone(&first);
+        }
+        let report = bench.report(1);
+        let told = report.last_error.as_ref().map(|failure| failure.code);
+        assert_eq!(
+            told,
+            Some(ErrorCode::ProxyNack),
+            "runtime faster: {runtime_is_faster}"
+        );
+        assert_eq!((report.standing, report.reason), (Standing::Broken, "proxy-nack"));
+
+        bench.pending(&super::sandbox(1, 2, true));
+        assert_eq!(bench.report(1).last_error, None);
+    }
+}
