@@ -15,16 +15,30 @@ use crate::reconcile::event::ConnectionId;
 
 /// More connections at a time than any node has ztunnels.
 const MAX_CONNECTIONS: usize = 64;
+/// Between two looks whether the socket's file is still there.
+const LOOK: Duration = Duration::from_secs(1);
 /// A peer that is refused again and again is logged once in this time.
 const LOG_PAUSE: Duration = Duration::from_mins(1);
 
 impl Zds {
     /// Accepts until `stop` is cancelled; connections, each a task of its own, last until `end` is.
-    pub async fn serve(self, listener: SeqpacketListener, stop: CancellationToken, end: CancellationToken) {
+    pub async fn serve(
+        self,
+        mut listener: SeqpacketListener,
+        stop: CancellationToken,
+        end: CancellationToken,
+    ) {
+        let mut look = tokio::time::interval(LOOK);
         loop {
             let accepted = tokio::select! {
                 () = stop.cancelled() => return,
                 accepted = listener.accept() => accepted,
+                _ = look.tick() => {
+                    if let Some(another) = self.bind_again() {
+                        listener = another;
+                    }
+                    continue;
+                }
             };
             match accepted {
                 Ok(socket) => self.admit(socket, &end),
@@ -33,6 +47,28 @@ impl Zds {
                     tracing::warn!(%error, "cannot accept a ztunnel connection");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
+            }
+        }
+    }
+
+    /// Another listener if the socket's file is gone. An agent whose place was taken removes the file by its path when it
+    /// ends, and then it is ours: connections stay, but no ztunnel finds us any more.
+    fn bind_again(&self) -> Option<SeqpacketListener> {
+        let path = &self.shared.options.socket;
+        if path.symlink_metadata().err()?.kind() != std::io::ErrorKind::NotFound {
+            return None;
+        }
+        match self.bind() {
+            Ok(listener) => {
+                tracing::warn!(path = %path.display(), "the socket for ztunnel was removed; made it again");
+                Some(listener)
+            }
+            Err(error) => {
+                tracing::warn!(
+                    error = sluice_runtime::telemetry::chain(&error),
+                    "cannot make the socket for ztunnel again"
+                );
+                None
             }
         }
     }

@@ -104,3 +104,28 @@ async fn an_idle_connection_lives_and_a_closed_one_is_noticed_at_once() {
     assert_eq!(server.closed().await, connection);
     assert!(at.elapsed() < Duration::from_millis(200));
 }
+
+#[tokio::test]
+async fn a_socket_that_another_agent_removes_at_its_end_is_made_again() {
+    let mut server = Server::start(|_| {});
+    server.zds.open();
+    let mut first = server.ztunnel().await;
+    first.snapshot().await;
+    let (connection, _) = server.ready().await;
+
+    // As Istio's agent does when it stops, whoever's socket is at its path by then.
+    let path = server.directory.path().join("ztunnel.sock");
+    std::fs::remove_file(&path).unwrap();
+    let until = Instant::now() + SOON;
+    while !path.exists() {
+        assert!(Instant::now() < until, "no ztunnel would find us any more");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+
+    let mut second = server.ztunnel().await;
+    second.snapshot().await;
+    let _ = server.ready().await;
+    // The one that was there is still served.
+    server.zds.offer(workload(1, 7), Some(connection));
+    assert_eq!(added(&first.ack().await), "uid-1");
+}
