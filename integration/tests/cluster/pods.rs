@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use serde_json::{Value, json};
 
-use crate::harness::{Namespace, eventually};
+use crate::harness::{Namespace, PATIENCE, eventually};
 
 /// Image of test pods (`integration/cluster/images.sh`).
 pub(crate) const BOX: &str = "localhost/box:test";
@@ -87,6 +87,17 @@ impl Namespace<'_> {
     pub(crate) fn create_pod(&self, name: &str, spec: &Value) -> anyhow::Result<()> {
         let pods = format!("/api/v1/namespaces/{}/pods", self.name);
         self.cluster.api.create(&pods, &pod(self, name, spec))
+    }
+
+    /// Deletes a pod and waits until it has gone.
+    pub(crate) fn delete_pod(&self, name: &str) -> anyhow::Result<()> {
+        let path = format!("pods/{name}");
+        self.cluster
+            .api
+            .delete(&format!("/api/v1/namespaces/{}/{path}", self.name))?;
+        eventually(&format!("pod {name} has gone"), PATIENCE, || {
+            Ok(self.get(&path).is_err().then_some(()))
+        })
     }
 
     /// Waits until exactly `count` pods are Ready; gives them.

@@ -99,7 +99,8 @@ fn thirty(cluster: &Cluster, purpose: &str, mesh: Mesh) -> anyhow::Result<Durati
     Ok(took)
 }
 
-/// Makes so many pods of each kind, by turns and each when the one before is Ready; the times of each kind's sandboxes.
+/// Makes so many pods of each kind, by turns and each when the one before has come and gone; the times of each kind's
+/// sandboxes.
 fn measure<const KINDS: usize>(
     cluster: &Cluster,
     kinds: [(&str, Mesh); KINDS],
@@ -115,6 +116,8 @@ fn measure<const KINDS: usize>(
             let name = format!("speed-{purpose}-{number}");
             namespace.create_pod(&name, &client_spec())?;
             namespace.wait_pod(&name, "is Ready", PATIENCE, |pod| pod.ready)?;
+            // Each pod that stays makes the next sandbox slower: bridge, iptables and runtime have more to look through.
+            namespace.delete_pod(&name)?;
         }
     }
     let log = cluster.log("containerd")?;
