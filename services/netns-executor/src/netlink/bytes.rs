@@ -5,6 +5,10 @@
 
 /// Length of `struct nlmsghdr`.
 pub const HEADER: usize = 16;
+/// Address family of IPv4, as messages have it (`linux/socket.h`).
+pub const AF_INET: u8 = 2;
+/// Address family of IPv6.
+pub const AF_INET6: u8 = 10;
 /// `NLA_F_NESTED`.
 const NESTED: u16 = 0x8000;
 /// `NLA_TYPE_MASK`: without `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER`.

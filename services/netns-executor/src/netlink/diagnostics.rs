@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
-use super::bytes::{Message, Writer};
+use super::bytes::{AF_INET, AF_INET6, Message, Writer};
 use super::error::NetlinkError;
 use super::socket::{DUMP, DiagnosticSocket, REQUEST};
 
@@ -15,8 +15,6 @@ const REQUEST_LENGTH: usize = 60;
 const REQUEST_STATES: usize = 52;
 /// `struct inet_diag_msg`, up to and with its `inet_diag_sockid`.
 const MESSAGE_LENGTH: usize = 52;
-const AF_INET: u8 = 2;
-const AF_INET6: u8 = 10;
 
 /// What a TCP socket is about (`enum` of `net/tcp_states.h`), as far as conntrack can tell it apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

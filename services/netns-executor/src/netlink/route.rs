@@ -1,6 +1,6 @@
 //! Policy routing in a pod: one rule and one route per IP family (`linux/fib_rules.h`, `linux/rtnetlink.h`).
 
-use super::bytes::{Message, Writer, u32_ne};
+use super::bytes::{AF_INET, AF_INET6, Message, Writer, u32_ne};
 use super::error::NetlinkError;
 use super::socket::{ACK, CREATE, DUMP, EXCLUSIVE, REPLACE, REQUEST, RouteSocket};
 use super::verdict::Refusal;
@@ -27,8 +27,6 @@ const LINK_FIXED: usize = 16;
 const IFLA_AF_SPEC: u16 = 26;
 const IFLA_INET6_CONF: u16 = 2;
 const DEVCONF_DISABLE_IPV6: usize = 26;
-const AF_INET: u8 = 2;
-const AF_INET6: u8 = 10;
 const FRA_PRIORITY: u16 = 6;
 const FRA_FWMARK: u16 = 10;
 const FRA_TABLE: u16 = 15;

@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::bytes::Writer;
+use super::bytes::{AF_INET, AF_INET6, Writer};
 use super::conntrack::{
     DESTINATION_PORT, IPV4_DESTINATION, IPV4_SOURCE, IPV6_DESTINATION, IPV6_SOURCE, NEW, PROTOCOL_INFO,
     PROTOCOL_INFO_TCP, PROTOCOL_NUMBER, SOURCE_PORT, TCP_STATE, TUPLE_IP, TUPLE_ORIGINAL, TUPLE_PROTOCOL,
@@ -26,8 +26,6 @@ const KNOWN: u32 = 1 << 1 | 1 << 2 | 1 << 3;
 const LIBERAL: u8 = 0x08 | 0x02;
 /// `IP_CT_TCP_FLAG_CLOSE_INIT`: a SYN that comes after the end is a new connection, not part of this one.
 const CLOSE_INIT: u8 = 0x04;
-const AF_INET: u8 = 2;
-const AF_INET6: u8 = 10;
 /// Messages in one datagram. A refusal takes about 1 KiB of the socket's receive buffer (208 KiB by default), and all
 /// may be refused.
 const BATCH: usize = 64;
