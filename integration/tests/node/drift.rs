@@ -11,7 +11,7 @@ use sluice_integration::netns_state::{redirects, rules_of};
 use sluice_integration::rule_monitor::RuleMonitor;
 use sluice_integration::scene::{APP_PORT, PATIENCE, Scene, mesh_pod};
 use sluice_integration::watch::PodWatch;
-use sluice_proto::pb::workload::PodState;
+use sluice_proto::pb::workload::{Pod as PodStatus, PodState};
 use sluice_testkit::netns::Place;
 use sluice_testkit::pod::Pod;
 use sluice_testkit::process::{json, text};
@@ -263,12 +263,7 @@ fn a_pod_whose_netns_appears_late_is_enrolled_as_soon_as_it_is_there() {
     mesh.executor.start_again().unwrap();
     mesh.broker.start_again().unwrap();
     mesh.wait_serving().unwrap();
-    let of_uid = || {
-        mesh.pods()
-            .unwrap()
-            .into_iter()
-            .find(|status| status.pod.as_ref().is_some_and(|pod| pod.uid == uid))
-    };
+    let of_uid = || status_of(&mesh, &uid);
     poll_true("the pod is broken: netns-not-found", PATIENCE, || {
         of_uid()
             .is_some_and(|status| status.state() == PodState::Broken && status.reason == "netns-not-found")
@@ -294,6 +289,12 @@ fn a_pod_whose_netns_appears_late_is_enrolled_as_soon_as_it_is_there() {
     assert!(!mesh.control().report().unwrap().messages.iter().any(kept));
 }
 
+/// What is told of the pod of this UID, whose sandbox may be gone.
+fn status_of(mesh: &Mesh, uid: &str) -> Option<PodStatus> {
+    let of_uid = |status: &PodStatus| status.pod.as_ref().is_some_and(|pod| pod.uid == uid);
+    mesh.pods().unwrap().into_iter().find(of_uid)
+}
+
 #[test]
 fn a_recorded_pod_whose_netns_appears_after_40_s_is_enrolled_within_5_s() {
     let mesh = Mesh::start().unwrap();
@@ -307,12 +308,7 @@ fn a_recorded_pod_whose_netns_appears_after_40_s_is_enrolled_within_5_s() {
     mesh.executor.start_again().unwrap();
     mesh.broker.start_again().unwrap();
     mesh.wait_serving().unwrap();
-    let of_uid = || {
-        mesh.pods()
-            .unwrap()
-            .into_iter()
-            .find(|status| status.pod.as_ref().is_some_and(|pod| pod.uid == uid))
-    };
+    let of_uid = || status_of(&mesh, &uid);
     // Whatever pauses grow while nothing is found, they must not grow beyond what the pod can wait for.
     let until = Instant::now() + Duration::from_secs(40);
     poll_true("40 s pass", 2 * BOUND, || {
