@@ -13,8 +13,8 @@ use super::rig::{IN_MESH, Rig};
 use super::stats::{Samples, number};
 
 const RESTARTS: usize = 5;
-const SNAPSHOTS: usize = 9;
-const LIVE: usize = 40;
+const SNAPSHOTS: usize = 25;
+const LIVE: usize = 100;
 const FLAT: usize = 80;
 const PODS: usize = 500;
 

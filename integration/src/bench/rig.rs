@@ -70,8 +70,14 @@ impl Rig {
         Ok(snapshot)
     }
 
-    /// Makes pods and their manifests, and waits until the broker knows them all.
+    /// Makes pods and their manifests, as the API has them before the runtime has been asked for the sandbox, and waits
+    /// until the broker knows them all. (For one that is said to run, the opener would look through all processes.)
     pub(super) fn make(&mut self, count: usize, namespace: &str) -> anyhow::Result<Vec<Pod>> {
+        let pending = PodOptions {
+            phase: "Pending".to_owned(),
+            without_addresses: true,
+            ..PodOptions::default()
+        };
         let mut pods = Vec::with_capacity(count);
         for _ in 0..count {
             self.made += 1;
@@ -82,7 +88,7 @@ impl Rig {
                 .namespace(namespace)
                 .dual_stack()
                 .create()?;
-            self.mesh.manifests.pod(&pod, &PodOptions::default())?;
+            self.mesh.manifests.pod(&pod, &pending)?;
             pods.push(pod);
         }
         if let Some(last) = pods.last() {

@@ -30,14 +30,6 @@ impl Samples {
     }
 }
 
-impl FromIterator<Duration> for Samples {
-    fn from_iter<I: IntoIterator<Item = Duration>>(durations: I) -> Self {
-        let mut samples = Self::default();
-        durations.into_iter().for_each(|duration| samples.push(duration));
-        samples
-    }
-}
-
 /// A count as a divisor.
 pub(super) fn number(count: usize) -> f64 {
     f64::from(u32::try_from(count).unwrap_or(u32::MAX))
