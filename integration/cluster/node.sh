@@ -21,6 +21,7 @@ MOUNTS="
 /var/log/pods        log-pods
 /var/log/containers  log-containers
 /etc/cni/net.d       cni-conf
+/etc/cni/unchained.d cni-unchained
 /opt/cni/bin         cni-bin
 "
 
@@ -143,10 +144,13 @@ start() {
   wait_for 60 "pod range for $NODE (see $W/log/kubelet.log)" subnet_known
   # containerd 1.6 ignores CREATE in this folder: a file renamed in from another one is not seen, so the temporary
   # name is in the same folder. After a reboot an agent's files are still there: ours is rewritten only if it is missing.
-  [ -e "$D/cni-conf/10-podnet.conflist" ] || {
-    render podnet.conflist.in >"$D/cni-conf/.podnet.part"
-    mv "$D/cni-conf/.podnet.part" "$D/cni-conf/10-podnet.conflist"
-  }
+  local conf
+  for conf in "$D/cni-unchained" "$D/cni-conf"; do
+    [ -e "$conf/10-podnet.conflist" ] || {
+      render podnet.conflist.in >"$conf/.podnet.part"
+      mv "$conf/.podnet.part" "$conf/10-podnet.conflist"
+    }
+  done
   spawn_in_node kube-proxy "$BIN/kube-proxy" --config="$D/kube-proxy.yaml" --hostname-override="$NODE" --v="${V:-1}"
 }
 
