@@ -10,6 +10,7 @@
 
 mod api;
 mod harness;
+mod incumbent;
 mod load;
 mod pods;
 mod sandbox;
@@ -23,6 +24,7 @@ mod drift;
 mod enrol;
 mod kubectl;
 mod label;
+mod moving;
 mod primaries;
 mod profile;
 mod refusal;

@@ -12,13 +12,13 @@ use crate::sluice::Sluice;
 const PRIMARY: &str = "/etc/cni/net.d/10-podnet.conflist";
 
 /// Puts the primary network's file back when dropped.
-struct Original<'a> {
+pub(crate) struct Original<'a> {
     cluster: &'a Cluster,
-    text: String,
+    pub(crate) text: String,
 }
 
 impl<'a> Original<'a> {
-    fn keep(cluster: &'a Cluster) -> anyhow::Result<Self> {
+    pub(crate) fn keep(cluster: &'a Cluster) -> anyhow::Result<Self> {
         Ok(Self {
             cluster,
             text: cluster.node(&["cat", PRIMARY])?,
@@ -26,7 +26,7 @@ impl<'a> Original<'a> {
     }
 
     /// Replaces the file as a network's own agent does: a temporary file in the same directory, renamed.
-    fn replace(&self, text: &str) -> anyhow::Result<()> {
+    pub(crate) fn replace(&self, text: &str) -> anyhow::Result<()> {
         let part = self.cluster.node_path("/etc/cni/net.d/.podnet.part")?;
         std::fs::write(&part, text)?;
         std::fs::rename(part, self.cluster.node_path(PRIMARY)?)?;

@@ -61,7 +61,7 @@ impl<'a> Sluice<'a> {
         self.cluster.helm(&args).map(drop)
     }
 
-    /// `helm uninstall --wait`.
+    /// `helm uninstall --wait`; well if there is none.
     pub(crate) fn uninstall(&self) -> anyhow::Result<()> {
         let timeout = format!("{}s", PATIENCE.as_secs());
         let args = [
@@ -70,6 +70,7 @@ impl<'a> Sluice<'a> {
             "--namespace",
             NAMESPACE,
             "--wait",
+            "--ignore-not-found",
             "--timeout",
             &timeout,
         ];
