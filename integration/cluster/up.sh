@@ -21,6 +21,7 @@ start_apiserver() {
     --kubelet-client-certificate="$P/apiserver-kubelet-client.crt" --kubelet-client-key="$P/apiserver-kubelet-client.key" \
     --service-account-issuer=https://kubernetes.default.svc.cluster.local \
     --service-account-key-file="$P/sa.pub" --service-account-signing-key-file="$P/sa.key" \
+    --audit-policy-file="$RECIPE/conf/audit.yaml" --audit-log-path="$W/log/audit.log" \
     --profiling=false --v="${V:-1}"
   wait_for 120 "API server (see $W/log/kube-apiserver.log)" apiserver_ready
 }

@@ -18,6 +18,7 @@ mod scenario;
 mod sluice;
 mod ztunnel;
 
+mod api_load;
 mod credentials;
 mod down;
 mod drift;
