@@ -25,6 +25,7 @@ mod keep;
 mod keep_kills;
 mod leave;
 mod leave_gone;
+mod named_api;
 mod observe;
 mod privileges;
 mod probes;

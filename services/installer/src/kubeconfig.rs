@@ -11,6 +11,7 @@ use sluice_proto::pb::node::PluginCredentials;
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Credentials {
     server: String,
+    tls_server_name: String,
     ca_pem: String,
     token: String,
     expires_unix: i64,
@@ -47,12 +48,18 @@ impl TryFrom<PluginCredentials> for Credentials {
         let host = message.server.strip_prefix("https://").unwrap_or_default();
         let plain = !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"');
         check(plain, "server", "https://host:port")?;
+        let name = &message.tls_server_name;
+        let plain = name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b".-".contains(&byte));
+        check(plain, "tls_server_name", "a DNS name")?;
         let pem = message.ca_pem.contains("-----BEGIN CERTIFICATE-----");
         check(pem, "ca_pem", "a PEM certificate")?;
         let token = !message.token.is_empty() && message.token.bytes().all(|byte| byte.is_ascii_graphic());
         check(token, "token", "visible ASCII characters")?;
         Ok(Self {
             server: message.server,
+            tls_server_name: message.tls_server_name,
             ca_pem: message.ca_pem,
             token: message.token,
             expires_unix: message.expires_unix,
@@ -69,13 +76,17 @@ impl Credentials {
     /// The file. JSON, which is YAML as well: no reader can take a value for something else.
     pub(crate) fn render(&self) -> Vec<u8> {
         let name = "sluice-plugin";
+        let mut cluster = json!({
+            "server": self.server,
+            "certificate-authority-data": STANDARD.encode(&self.ca_pem),
+        });
+        if !self.tls_server_name.is_empty() {
+            cluster["tls-server-name"] = self.tls_server_name.as_str().into();
+        }
         let config = json!({
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [{"name": "local", "cluster": {
-                "server": self.server,
-                "certificate-authority-data": STANDARD.encode(&self.ca_pem),
-            }}],
+            "clusters": [{"name": "local", "cluster": cluster}],
             "users": [{"name": name, "user": {"token": self.token}}],
             "contexts": [{"name": name, "context": {"cluster": "local", "user": name}}],
             "current-context": name,
@@ -100,6 +111,7 @@ pub(crate) mod tests {
     pub(crate) fn message() -> PluginCredentials {
         PluginCredentials {
             server: "https://[fd00::1]:443".into(),
+            tls_server_name: String::new(),
             ca_pem: "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".into(),
             token: "header.payload.signature".into(),
             expires_unix: 1_900_000_000,
@@ -125,6 +137,21 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn the_name_that_a_certificate_is_checked_for_is_there_if_there_is_one() {
+        let cluster = |name: &str| {
+            let told = PluginCredentials {
+                tls_server_name: name.into(),
+                ..message()
+            };
+            let file = Credentials::try_from(told).unwrap().render();
+            let file: serde_json::Value = serde_json::from_slice(&file).unwrap();
+            file["clusters"][0]["cluster"].clone()
+        };
+        assert!(cluster("").get("tls-server-name").is_none());
+        assert_eq!(cluster("api.example.net")["tls-server-name"], "api.example.net");
+    }
+
+    #[test]
     fn nothing_prints_the_token() {
         let credentials = Credentials::try_from(message()).unwrap();
         assert!(!format!("{credentials:?}").contains("payload"));
@@ -138,9 +165,12 @@ pub(crate) mod tests {
     #[test]
     fn credentials_that_no_plugin_could_use_are_refused() {
         type Spoil = fn(&mut PluginCredentials);
-        let cases: [(&str, Spoil); 4] = [
+        let cases: [(&str, Spoil); 5] = [
             ("server", |message| message.server = "http://10.0.0.1".into()),
             ("server", |message| message.server = "https://".into()),
+            ("tls_server_name", |message| {
+                message.tls_server_name = "a name".into();
+            }),
             ("ca_pem", |message| message.ca_pem.clear()),
             ("token", |message| message.token = "two words".into()),
         ];

@@ -2,8 +2,11 @@
 //!
 //! It is not bound to the agent's pod, because it has to work while that is away, and asks for no audience, which
 //! gives it the API server's own. Renewed at half of its life, so that an API server may be down for the other half.
+//!
+//! The plugin looks no name up: where the API server has one (AKS), it is told the address and, for the certificate, the name.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kube::core::params::PostParams;
@@ -19,6 +22,9 @@ use super::pause::{Pause, spread};
 
 /// How long a token is asked for; the server may give less.
 const LIFE: Duration = Duration::from_hours(24);
+
+/// How old the address of an API server with a name may get.
+const NAME_LIFE: Duration = Duration::from_hours(1);
 
 /// The place in troubles.
 const PLACE: &str = "serviceaccounts/token";
@@ -59,6 +65,7 @@ struct TokenStatus {
 enum Failed {
     Api(ApiError),
     Authority(ConnectError),
+    Name(String, std::io::Error),
 }
 
 /// Renews the credentials of `account` (namespace and name), for ever.
@@ -73,7 +80,10 @@ pub(super) async fn renew(
             Ok(new) => {
                 pause.reset();
                 api.troubles.over(PLACE);
-                let wait = until_renewal(new.0.expires_unix, unix_now());
+                let mut wait = until_renewal(new.0.expires_unix, unix_now());
+                if !new.0.tls_server_name.is_empty() {
+                    wait = wait.min(NAME_LIFE);
+                }
                 tracing::info!(expires_unix = new.0.expires_unix, "plugin token issued");
                 credentials.send_replace(Some(new));
                 wait
@@ -84,6 +94,11 @@ pub(super) async fn renew(
             }
             Err(Failed::Authority(error)) => {
                 api.troubles.say(PLACE, sluice_runtime::telemetry::chain(&error));
+                pause.next()
+            }
+            Err(Failed::Name(server, error)) => {
+                let problem = format!("cannot look the API server {server} up for the plugin: {error}");
+                api.troubles.say(PLACE, problem);
                 pause.next()
             }
         };
@@ -112,12 +127,32 @@ async fn request(api: &Api, (namespace, name): &(String, String)) -> Result<Cred
     // The text is never part of an error: it holds a token.
     let answer: TokenRequest = serde_json::from_str(&text)
         .map_err(|_| Failed::Api(ApiError::unexpected(what, &"the answer is no TokenRequest")))?;
+    let (server, tls_server_name) = by_address(&api.server)
+        .await
+        .map_err(|error| Failed::Name(api.server.clone(), error))?;
     Ok(Credentials(PluginCredentials {
-        server: api.server.clone(),
+        server,
+        tls_server_name,
         ca_pem: api.authority().map_err(Failed::Authority)?,
         token: answer.status.token,
         expires_unix: answer.status.expiration_timestamp.as_second(),
     }))
+}
+
+/// A server's URL with an address in it, and the name that was there before.
+async fn by_address(server: &str) -> std::io::Result<(String, String)> {
+    let Some((scheme, authority)) = server.split_once("://") else {
+        return Ok((server.to_owned(), String::new()));
+    };
+    let Some((name, _)) = authority
+        .rsplit_once(':')
+        .filter(|_| authority.parse::<SocketAddr>().is_err())
+    else {
+        return Ok((server.to_owned(), String::new()));
+    };
+    let found = tokio::net::lookup_host(authority).await?.next();
+    let address = found.ok_or_else(|| std::io::Error::other("the name has no address"))?;
+    Ok((format!("{scheme}://{address}"), name.to_owned()))
 }
 
 /// Half of what is left, less up to an eighth, but never in a tight loop.
@@ -145,6 +180,21 @@ mod tests {
             assert!(wait <= 12 * hour && wait >= 9 * hour, "{wait:?}");
         }
         assert_eq!(until_renewal(0, 5), Duration::from_secs(10));
+    }
+
+    #[tokio::test]
+    async fn a_name_is_told_beside_its_address() {
+        for server in ["https://10.96.0.1:443", "https://[fd00::1]:6443"] {
+            let told = by_address(server).await.unwrap();
+            assert_eq!(told, (server.to_owned(), String::new()));
+        }
+        let (server, name) = by_address("https://localhost:6443").await.unwrap();
+        assert!(
+            ["https://127.0.0.1:6443", "https://[::1]:6443"].contains(&server.as_str()),
+            "{server}"
+        );
+        assert_eq!(name, "localhost");
+        by_address("https://no.such.name.invalid:443").await.unwrap_err();
     }
 
     #[test]

@@ -106,6 +106,7 @@ async fn the_installer_is_told_when_the_node_can_serve_what_becomes_of_it_and_wi
     assert_eq!(kept.lifecycle_reason, "it exists");
     let credentials = PluginCredentials {
         server: "https://10.96.0.1:443".into(),
+        tls_server_name: String::new(),
         ca_pem: "pem".into(),
         token: "token".into(),
         expires_unix: 7,

@@ -64,6 +64,7 @@ pub(crate) fn serving() -> NodeState {
 pub(crate) fn credentials(token: &str) -> PluginCredentials {
     PluginCredentials {
         server: "https://10.96.0.1:443".into(),
+        tls_server_name: String::new(),
         ca_pem: "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".into(),
         token: token.into(),
         expires_unix: 4_000_000_000,
