@@ -1,15 +1,15 @@
 //! `helm uninstall` leaves the node as it was.
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 
 use crate::enrol::rules_of;
-use crate::harness::{Mesh, Namespace, PATIENCE, on_cluster};
+use crate::harness::{Cluster, Mesh, Namespace, PATIENCE, on_cluster};
 use crate::load::client_spec;
 use crate::pods::{deployment, pod, probes, server_spec};
-use crate::sluice::{NAMESPACE, Sluice};
+use crate::sluice::{NAMESPACE, Sluice, repository};
 
-/// The one file that stays, so that pods made before can still be deleted; see the chart's README. Empty directories of the run
-/// directory stay, too, until the next boot: no container sees the host's `/run`.
+/// The one file that stays until a purge, so that pods made before can still be deleted; see the chart's README. Empty directories
+/// stay, too: no container sees what they are in.
 const LEFT_ON_PURPOSE: &str = "/opt/cni/bin/sluice-cni";
 
 #[test]
@@ -41,6 +41,10 @@ fn uninstalling_leaves_the_node_as_it_was() -> anyhow::Result<()> {
                 pod.name
             );
         }
+        // Pods that were started through the plugin are still there: its stand-in is needed.
+        let refused = purge(cluster)?;
+        ensure!(refused.contains("whose DEL is still to come"), "{refused}");
+        cluster.node(&["test", "-f", LEFT_ON_PURPOSE])?;
         // New pods start, old ones can be deleted.
         cluster.apply(&[pod(&namespace, "later", &client_spec())])?;
         namespace.wait_pod("later", "is Ready", PATIENCE, |pod| pod.ready)?;
@@ -52,6 +56,13 @@ fn uninstalling_leaves_the_node_as_it_was() -> anyhow::Result<()> {
     )?;
         let left: Vec<&str> = files.lines().filter(|file| *file != LEFT_ON_PURPOSE).collect();
         ensure!(left.is_empty(), "files are left: {left:?}");
+        // The last pod that was started through the plugin.
+        sluice.ztunnel.remove(cluster)?;
+        let purged = purge(cluster)?;
+        let files = cluster.node_sh(&format!(
+            "ls -d /run/sluice /var/lib/sluice {LEFT_ON_PURPOSE} 2>/dev/null || true"
+        ))?;
+        ensure!(files.is_empty(), "{files} is left after a purge:\n{purged}");
         let conflists = cluster.node_sh("cat /etc/cni/net.d/*")?;
         ensure!(
             !conflists.contains("sluice"),
@@ -84,4 +95,31 @@ fn uninstalling_leaves_the_node_as_it_was() -> anyhow::Result<()> {
         ensure!(left.is_empty(), "API objects are left: {left:?}");
         Ok(())
     })
+}
+
+/// The command of the chart's page, as it stands there; gives what it printed, on success or not.
+fn purge(cluster: &Cluster) -> anyhow::Result<String> {
+    let page = std::fs::read_to_string(repository().join("charts/sluice/README.md"))?;
+    let begin = page.find("kubectl debug").context("no command to purge")?;
+    let (command, _) = page[begin..]
+        .split_once("\n```")
+        .context("no end of the command")?;
+    let nodes = cluster.kubectl(&["get", "nodes", "-o", "name"])?;
+    let command = command
+        .replace("\\\n", " ")
+        .replace("node/NODE", nodes.trim())
+        .replace("IMAGE", "localhost/sluice:dev");
+    let args: Vec<&str> = command.split_whitespace().skip(1).collect();
+    let printed = cluster
+        .kubectl(&args)
+        .unwrap_or_else(|error| format!("{error:#}"));
+    let pods = ["-n", "kube-system", "get", "pods", "-o", "name"];
+    for pod in cluster
+        .kubectl(&pods)?
+        .lines()
+        .filter(|name| name.contains("node-debugger"))
+    {
+        cluster.kubectl(&["-n", "kube-system", "delete", pod])?;
+    }
+    Ok(printed)
 }

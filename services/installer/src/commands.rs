@@ -1,20 +1,17 @@
 //! The commands that look or act once.
 
-use std::fs;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use similar::TextDiff;
 
 use crate::apply::{STAND_IN, describe};
 use crate::broker;
-use crate::config::{Flags, PurgeOptions};
-use crate::entry::{PLUGIN, QUOTED};
-use crate::files::{self, FileError};
+use crate::config::Flags;
+use crate::files;
 use crate::health;
 use crate::installer::{Installer, Wishes};
 use crate::kubeconfig::Credentials;
-use crate::observe;
 use crate::plan::Step;
 
 /// Prints what an installation would change. Changes nothing.
@@ -105,98 +102,6 @@ pub(crate) fn uninstall(flags: &Flags) -> anyhow::Result<()> {
     warn_without_stand_in(flags);
     Installer::new(flags.clone(), flags.entry()?).remove()?;
     Ok(())
-}
-
-/// The stand-in for the plugin cannot be removed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum PurgeError {
-    #[error("{name} still names the plugin: uninstall first, or say --force")]
-    Named { name: String },
-    #[error("{} is the result of an ADD through the plugin whose DEL is still to come: wait until its pod is gone, or say --force", path.display())]
-    Pending { path: PathBuf },
-    #[error("cannot look for results below {}", path.display())]
-    Cache {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error(transparent)]
-    File(#[from] FileError),
-}
-
-/// Removes the stand-in that answers DEL, if nobody can call it any more.
-pub(crate) fn purge(flags: &Flags, options: &PurgeOptions) -> Result<(), PurgeError> {
-    if !options.force {
-        let net = observe::net_dir(&flags.cni_net_dir);
-        if let Some((name, _)) = net.files.iter().find(|(_, file)| file.mentions(QUOTED)) {
-            return Err(PurgeError::Named { name: name.clone() });
-        }
-        if let Some(path) = options
-            .cni_cache_dir
-            .as_deref()
-            .map(pending)
-            .transpose()?
-            .flatten()
-        {
-            return Err(PurgeError::Pending { path });
-        }
-    }
-    for directory in &flags.cni_bin_dir {
-        let path = directory.join(PLUGIN);
-        files::delete(&path, None)?;
-        tracing::info!(target: "audit", path = %path.display(), "removed the plugin's stand-in");
-    }
-    Ok(())
-}
-
-/// A result that libcni keeps (`results/` or `cache/results/` below its cache directory) and that names the plugin in
-/// the network configuration it was made with.
-fn pending(cache: &Path) -> Result<Option<PathBuf>, PurgeError> {
-    for directory in [
-        cache.join("results"),
-        cache.join("cache/results"),
-        cache.to_owned(),
-    ] {
-        let entries = match fs::read_dir(&directory) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(source) => {
-                return Err(PurgeError::Cache {
-                    path: directory,
-                    source,
-                });
-            }
-        };
-        for entry in entries.flatten() {
-            let path = entry.path();
-            if entry.file_type().is_ok_and(|kind| kind.is_file()) && names_plugin(&path) {
-                return Ok(Some(path));
-            }
-        }
-    }
-    Ok(None)
-}
-
-/// libcni keeps the configuration in base64 (`config`), so that its text is not there to be searched.
-fn names_plugin(path: &Path) -> bool {
-    use base64::Engine;
-    #[derive(serde::Deserialize)]
-    struct Cached {
-        config: Option<String>,
-    }
-    let Ok((bytes, _)) = files::read(path) else {
-        return false;
-    };
-    let mentions = |bytes: &[u8]| {
-        bytes
-            .windows(QUOTED.len())
-            .any(|window| window == QUOTED.as_bytes())
-    };
-    let config = serde_json::from_slice::<Cached>(&bytes)
-        .ok()
-        .and_then(|cached| cached.config);
-    let config = config.and_then(|config| base64::engine::general_purpose::STANDARD.decode(config).ok());
-    mentions(&bytes) || config.is_some_and(|config| mentions(&config))
 }
 
 /// Whether the image brought what `uninstall` leaves behind.

@@ -62,6 +62,10 @@ pub struct PurgeOptions {
     /// them names our plugin, a DEL through it is still to come.
     #[arg(long, env = "SLUICE_CNI_CACHE_DIR")]
     pub cni_cache_dir: Option<PathBuf>,
+    /// Where the host's root directory is mounted, in a debug container. Links in directories below it are followed as the
+    /// host would.
+    #[arg(long, env = "SLUICE_HOST_ROOT", default_value = "/host")]
+    pub host_root: PathBuf,
     /// Purge although a DEL is still to come, or a network configuration names the plugin.
     #[arg(long)]
     pub force: bool,

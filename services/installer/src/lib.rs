@@ -13,6 +13,7 @@ mod edit;
 pub mod entry;
 mod files;
 mod health;
+mod host_root;
 mod installer;
 mod istio_log;
 mod kubeconfig;
@@ -22,6 +23,7 @@ mod node;
 mod notes;
 mod observe;
 mod plan;
+mod purge;
 mod run_dir;
 mod runtime_config;
 mod service;
@@ -51,14 +53,15 @@ pub fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Uninstall { purge, options } => {
             privileges::drop_to(&[])?;
+            let flags = host_root::followed(&flags, &options.host_root)?;
             commands::uninstall(&flags)?;
             if purge {
-                commands::purge(&flags, &options)?;
+                purge::purge(&flags, &options)?;
             }
         }
         Command::Purge(options) => {
             privileges::drop_to(&[])?;
-            commands::purge(&flags, &options)?;
+            purge::purge(&host_root::followed(&flags, &options.host_root)?, &options)?;
         }
         Command::Healthcheck { alive, wait } => {
             let patience = Duration::from_secs(wait);

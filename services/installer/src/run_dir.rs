@@ -77,6 +77,23 @@ fn table(run: &RunDir, options: &PrepareOptions) -> Vec<Wanted> {
         .collect()
 }
 
+/// The directories below the run directory.
+pub(crate) fn all(run: &RunDir) -> Vec<PathBuf> {
+    let within = [
+        run.cni_socket(),
+        run.executor_socket(),
+        run.opener_socket(),
+        run.sandboxes(),
+        run.workload_socket(),
+        run.node_socket(),
+        run.kubeconfig(),
+    ];
+    within
+        .iter()
+        .filter_map(|path| Some(path.parent()?.to_owned()))
+        .collect()
+}
+
 /// Makes every directory, or gives an existing one owner and mode. Needs CAP_CHOWN, because some are the broker's.
 pub(crate) fn prepare(
     run: &RunDir,

@@ -12,6 +12,7 @@ mod lifecycle;
 mod logs;
 mod prepare;
 mod privileges;
+mod purge;
 mod support;
 mod take_over;
 mod wars;
