@@ -75,6 +75,7 @@
 {{- $args = concat $args (list "--runtime-config" (printf "/host/runtime/%s" (base .))) -}}
 {{- end -}}
 {{- if $cni.groupRead -}}{{- $args = append $args "--group-read" -}}{{- end -}}
+{{- if has "DAC_OVERRIDE" .Values.installer.capabilities -}}{{- $args = append $args "--dac-override" -}}{{- end -}}
 {{- if .Values.takeover.istioCni -}}
 {{- $args = concat $args (list "--take-over" "--istio-run-dir" .Values.takeover.socketDir) -}}
 {{- end -}}

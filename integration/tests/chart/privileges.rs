@@ -261,4 +261,7 @@ fn an_operator_may_give_the_installer_what_foreign_owned_directories_need() {
     let release = Release::render(&["installer.capabilities={DAC_OVERRIDE}"]);
     let context = &release.container("installer")["securityContext"];
     assert_eq!(context["capabilities"]["add"], json!(["DAC_OVERRIDE"]));
+    // It drops what it is not told to keep.
+    let told = |release: &Release| texts(&release.container("installer")["args"]).contains(&"--dac-override");
+    assert!(told(&release) && !told(&Release::render(&[])));
 }

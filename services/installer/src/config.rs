@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use caps::Capability;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use sluice_proto::paths::{BROKER_UID, RUN_DIR, RunDir};
 use sluice_selection::{SelectionConfig, SelectionFileError, parse_selection_file};
@@ -192,6 +193,9 @@ pub struct Flags {
     /// Serve `/log` in this directory for a plugin of istio-cni that is still called (usually /var/run/istio-cni).
     #[arg(long, global = true, env = "SLUICE_ISTIO_RUN_DIR")]
     pub istio_run_dir: Option<PathBuf>,
+    /// Keep CAP_DAC_OVERRIDE: the CNI directories belong to another user than root.
+    #[arg(long, global = true, env = "SLUICE_DAC_OVERRIDE")]
+    pub dac_override: bool,
     /// Look every two seconds instead of being told of changes.
     #[arg(long, global = true, env = "SLUICE_POLL")]
     pub poll: bool,
@@ -268,6 +272,15 @@ impl Flags {
     /// How long the primary may be gone.
     pub fn primary_grace(&self) -> Duration {
         Duration::from_secs(self.primary_grace_seconds.into())
+    }
+
+    /// What is kept of the capabilities that the process is given.
+    pub fn capabilities(&self) -> &'static [Capability] {
+        if self.dac_override {
+            &[Capability::CAP_DAC_OVERRIDE]
+        } else {
+            &[]
+        }
     }
 
     /// Mode of files that are ours alone.

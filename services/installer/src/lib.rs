@@ -47,12 +47,12 @@ pub fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command.unwrap_or(Command::Run) {
         Command::Run => run(flags)?,
         Command::Plan => {
-            privileges::drop_to(&[])?;
+            privileges::drop_to(flags.capabilities())?;
             let mut installer = Installer::new(flags.clone(), flags.entry()?);
             event_loop()?.block_on(commands::plan(&mut installer, &mut std::io::stdout().lock()))?;
         }
         Command::Uninstall { purge, options } => {
-            privileges::drop_to(&[])?;
+            privileges::drop_to(flags.capabilities())?;
             let flags = host_root::followed(&flags, &options.host_root)?;
             commands::uninstall(&flags)?;
             if purge {
@@ -60,7 +60,7 @@ pub fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
             }
         }
         Command::Purge(options) => {
-            privileges::drop_to(&[])?;
+            privileges::drop_to(flags.capabilities())?;
             purge::purge(&host_root::followed(&flags, &options.host_root)?, &options)?;
         }
         Command::Healthcheck { alive, wait } => {
@@ -83,7 +83,7 @@ fn run(flags: Flags) -> anyhow::Result<()> {
     let entry = flags.entry()?;
     run_dir::check(&flags.run(), flags.allow_disk).context("the run directory cannot be used")?;
     commands::warn_without_stand_in(&flags);
-    privileges::drop_to(&[])?;
+    privileges::drop_to(flags.capabilities())?;
     let versions = binary::probe(&flags.source_dir.join(entry::PLUGIN)).context("nothing is installed")?;
     seccomp::install(SECCOMP)?;
     tracing::info!(

@@ -195,6 +195,29 @@ fn a_directory_of_another_owner_is_named_with_owner_and_mode() {
 }
 
 #[test]
+fn a_directory_of_another_owner_is_written_with_the_capability_that_was_given_for_it() {
+    let node = Node::new().args(&["--dac-override"]);
+    for directory in [&node.net, &node.bin] {
+        chown(directory, Some(1000), Some(1000)).expect("root is needed");
+    }
+    let _broker = node.broker();
+    let mut installer = node.start_ready();
+    assert_eq!(node.chain(), ["ptp", "portmap", "sluice-cni"]);
+    let status = fs::read_to_string(format!("/proc/{}/status", installer.pid())).unwrap();
+    // Bit 1 is CAP_DAC_OVERRIDE (linux/capability.h).
+    for set in ["CapPrm", "CapEff", "CapBnd"] {
+        assert!(
+            status.contains(&format!("{set}:\t0000000000000002\n")),
+            "{status}"
+        );
+    }
+    installer.kill();
+    assert!(node.once("uninstall", &["--purge"]).status.success());
+    assert_eq!(node.names(), ["10-podnet.conflist"]);
+    assert!(!node.installed().exists());
+}
+
+#[test]
 fn neighbours_that_are_no_configurations_do_no_harm() {
     let node = Node::new();
     fs::write(node.net.join("50-text.conf"), "hello").unwrap();
