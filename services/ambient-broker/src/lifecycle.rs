@@ -173,7 +173,12 @@ impl NodeLifecycle for Node {
         let report = request.into_inner();
         let (ready, mode) = (report.ready, report.mode.as_str());
         let (file, problem) = (report.effective_file.as_str(), report.problem.as_str());
-        if self.health.installer().as_ref() != Some(&report) {
+        // Another try that failed the same way is only counted.
+        let uncounted = |report: &InstallerReport| InstallerReport {
+            installs: None,
+            ..report.clone()
+        };
+        if self.health.installer().as_ref().map(uncounted) != Some(uncounted(&report)) {
             tracing::info!(
                 ready,
                 mode,

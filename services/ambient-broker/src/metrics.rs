@@ -4,7 +4,7 @@ mod executor;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -15,7 +15,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use sluice_proto::pb::executor::NodeStatusResponse;
-use sluice_proto::pb::node::InstallerReport;
+use sluice_proto::pb::node::{InstallerReport, Installs};
 
 use crate::reconcile::Event;
 use crate::reconcile::report::{PodReport, Standing};
@@ -46,7 +46,10 @@ struct Connections {
 struct Response {
     response_code: u16,
 }
-
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    result: &'static str,
+}
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Socket {
     socket: &'static str,
@@ -77,6 +80,7 @@ pub struct Metrics {
     host_and_pod_repairs: Gauge,
     open_descriptors: Gauge,
     install_ready: Gauge,
+    installs: Family<Outcome, Counter>,
     installer_repairs: Gauge,
 }
 
@@ -109,6 +113,7 @@ impl Default for Metrics {
             host_and_pod_repairs: Gauge::default(),
             open_descriptors: Gauge::default(),
             install_ready: Gauge::default(),
+            installs: Family::default(),
             installer_repairs: Gauge::default(),
         };
         metrics.register();
@@ -200,6 +205,11 @@ impl Metrics {
             "istio_cni_install_ready",
             "Whether plugin, chain entry and credentials are in place and in force",
             install_ready
+        );
+        register!(
+            "istio_cni_installs",
+            "Times that plugin, chain entry and credentials became ready, and steps towards it that failed",
+            installs
         );
         register!(
             "installer_repairs",
@@ -310,6 +320,22 @@ impl Metrics {
     /// What the installer said last.
     pub fn installer(&self, report: &InstallerReport) {
         self.install_ready.set(i64::from(report.ready));
+        let Installs {
+            succeeded,
+            plugin_failed,
+            kubeconfig_failed,
+            configuration_failed,
+        } = report.installs.unwrap_or_default();
+        for (result, count) in [
+            ("SUCCESS", succeeded),
+            ("COPY_BINARIES_FAILURE", plugin_failed),
+            ("CREATE_KUBECONFIG_FAILURE", kubeconfig_failed),
+            ("CREATE_CNI_CONFIG_FAILURE", configuration_failed),
+        ] {
+            // The installer counts, from its start on.
+            let counter = self.installs.get_or_create(&Outcome { result });
+            counter.inner().store(count, Ordering::Relaxed);
+        }
         self.installer_repairs
             .set(i64::try_from(report.repairs).unwrap_or(i64::MAX));
     }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use sluice_proto::pb::node::InstallerReport;
+use sluice_proto::pb::node::{InstallerReport, Installs};
 use sluice_selection::SelectionConfig;
 
 use crate::apply::{apply, describe};
@@ -51,8 +51,10 @@ pub(crate) struct Installer {
     throttle: Throttle,
     primary_gone: Option<Instant>,
     failure: Option<Failure>,
+    is_ready: bool,
     was_ready: bool,
     repairs: u64,
+    installs: Installs,
 }
 
 #[derive(Debug)]
@@ -80,8 +82,10 @@ impl Installer {
             throttle: Throttle::new(Instant::now()),
             primary_gone: None,
             failure: None,
+            is_ready: false,
             was_ready: false,
             repairs: 0,
+            installs: Installs::default(),
         }
     }
 
@@ -184,6 +188,7 @@ impl Installer {
                 // The next look sees what it is now.
                 Err(files::FileError::Changed { .. }) => return Ok(()),
                 Err(error) => {
+                    *failures_of(step, &mut self.installs) += 1;
                     let text = sluice_runtime::telemetry::chain(&error);
                     let last = self
                         .failure
@@ -219,6 +224,8 @@ impl Installer {
             problems.push(format!("still to do: {action} {}", path.display()));
         }
         let ready = problems.is_empty();
+        self.installs.succeeded += u64::from(ready && !self.is_ready);
+        self.is_ready = ready;
         self.was_ready |= ready;
         let host = |name: Option<String>| {
             name.map(|name| self.flags.host_cni_net_dir.join(name).display().to_string())
@@ -239,6 +246,7 @@ impl Installer {
                     .selection
                     .as_ref()
                     .map_or_else(String::new, SelectionConfig::hash),
+                installs: Some(self.installs),
             },
             notes: self.notes(plan.notes),
             again: waiting.or(grace).or((!ready).then_some(Duration::from_secs(1))),
@@ -322,6 +330,15 @@ impl Installer {
             }
         }
         Err(RemovalError(failures.join("; ")))
+    }
+}
+
+/// Where failures of a step are counted.
+fn failures_of<'a>(step: &Step, installs: &'a mut Installs) -> &'a mut u64 {
+    match step {
+        Step::InstallBinary(_) | Step::RetireBinary(_) => &mut installs.plugin_failed,
+        Step::WriteKubeconfig | Step::DeleteKubeconfig => &mut installs.kubeconfig_failed,
+        Step::Write { .. } | Step::Delete { .. } => &mut installs.configuration_failed,
     }
 }
 

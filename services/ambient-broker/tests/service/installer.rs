@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use sluice_ambient_broker::lifecycle::{Fate, Lifecycle, NodeFacts};
 use sluice_proto::pb::node::node_lifecycle_client::NodeLifecycleClient;
 use sluice_proto::pb::node::{
-    InstallerReport, Lifecycle as PbLifecycle, NodeState, PluginCredentials, WatchRequest,
+    InstallerReport, Installs, Lifecycle as PbLifecycle, NodeState, PluginCredentials, WatchRequest,
 };
 use sluice_proto::transport::grpc::{UdsChannel, origin};
 
@@ -160,9 +160,19 @@ async fn an_installer_that_is_not_ready_makes_the_node_not_ready() {
     metric("istio_cni_install_ready 0").await;
     report.ready = true;
     report.repairs = 3;
+    report.installs = Some(Installs {
+        succeeded: 2,
+        plugin_failed: 5,
+        kubeconfig_failed: 0,
+        configuration_failed: 7,
+    });
     client.report(report).await.unwrap();
     metric("istio_cni_install_ready 1").await;
     metric("installer_repairs 3").await;
+    metric("istio_cni_installs_total{result=\"SUCCESS\"} 2").await;
+    metric("istio_cni_installs_total{result=\"COPY_BINARIES_FAILURE\"} 5").await;
+    metric("istio_cni_installs_total{result=\"CREATE_KUBECONFIG_FAILURE\"} 0").await;
+    metric("istio_cni_installs_total{result=\"CREATE_CNI_CONFIG_FAILURE\"} 7").await;
     let until = Instant::now() + SOON;
     loop {
         let (status, text) = node.get("/readyz").await;

@@ -7,6 +7,7 @@
 
 mod adversity;
 mod commands;
+mod counts;
 mod follow;
 mod lifecycle;
 mod logs;
