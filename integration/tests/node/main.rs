@@ -13,6 +13,7 @@ mod add_kills;
 mod adopt;
 mod adopt_istio;
 mod basics;
+mod capabilities;
 mod cni;
 mod cni_chain;
 mod cycles;
