@@ -17,6 +17,7 @@ const OTHERS: &[(&str, &str)] = &[
     ("image.pullPolicy", "Always"),
     ("imagePullSecrets", "[0].name=registry"),
     ("profile", "enrolOnAdd"),
+    ("resourceScope", "cluster"),
     ("platform", "k3s"),
     ("cni.binDir", "/srv/bin"),
     ("cni.binMount", "/opt/cni"),

@@ -46,6 +46,32 @@ fn options_add_their_object_and_nothing_else() {
 }
 
 #[test]
+fn the_objects_of_the_cluster_and_those_of_a_namespace_can_be_installed_apart() {
+    let everything = [
+        "platform=openshift",
+        "resourceQuota.enabled=true",
+        "networkPolicy.enabled=true",
+        "metrics.podMonitor.enabled=true",
+    ];
+    let scope = |scope: &str| {
+        let scope = format!("resourceScope={scope}");
+        Release::render(&[everything.as_slice(), &[scope.as_str()]].concat())
+    };
+    let (all, cluster, namespace) = (scope("all"), scope("cluster"), scope("namespace"));
+    let within = |object: &Value| object["metadata"]["namespace"].is_string();
+    assert!(!cluster.objects.iter().any(within), "{:?}", cluster.names());
+    assert!(namespace.objects.iter().all(within), "{:?}", namespace.names());
+    let mut both = [cluster.names(), namespace.names()].concat();
+    both.sort();
+    assert_eq!(both, all.names());
+    assert_eq!(all.names(), Release::render(&everything).names());
+    // The same objects: neither knows more than in one release.
+    for object in cluster.objects.iter().chain(&namespace.objects) {
+        assert!(all.objects.contains(object), "{object:#}");
+    }
+}
+
+#[test]
 fn every_object_carries_the_releases_labels_and_lies_in_its_namespace() {
     let release = Release::render(&["platform=gke", "networkPolicy.enabled=true"]);
     for object in &release.objects {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use crate::helm::{Release, chart, texts};
+use crate::helm::{Release, chart, refusal, texts};
 use crate::privileges::CONTAINERS;
 
 /// Rows of the table with this first heading: cells without back-quotes.
@@ -57,6 +57,26 @@ fn the_table_of_platforms_is_what_is_rendered() {
                     row[2],
                     "{platform}"
                 );
+            }
+        }
+    }
+}
+
+#[test]
+fn values_of_istios_chart_are_refused_and_have_a_counterpart_where_the_page_names_one() {
+    let page = std::fs::read_to_string(chart().join("README.md")).unwrap();
+    let values = std::fs::read_to_string(chart().join("values.yaml")).unwrap();
+    let values: Value = serde_saphyr::from_str(&values).unwrap();
+    for row in table(&page, "Istio's") {
+        let ours = row[1].split(", ").filter(|cell| !cell.contains(' '));
+        for name in ours.filter(|name| !["always", "nothing"].contains(name)) {
+            let pointer = format!("/{}", name.replace('.', "/"));
+            assert!(values.pointer(&pointer).is_some(), "{name} is no setting");
+        }
+        for name in row[0].split(", ").filter(|name| !name.starts_with("global.")) {
+            for spelling in [name.to_owned(), format!("cni.{name}")] {
+                let message = refusal(&[&format!("{spelling}=x")]);
+                assert!(message.contains("not allowed"), "{spelling}: {message}");
             }
         }
     }
