@@ -68,7 +68,7 @@ fn exempt<'a>(args: &'a AttachmentArgs, settings: &Settings) -> Result<&'a PodAr
     let Some(pod) = &args.pod else {
         return Err(Exemption::NotAPod);
     };
-    if args.ifname.as_str() != settings.ifname() {
+    if *settings.subject(&args.ifname) != settings.ifname {
         return Err(Exemption::OtherInterface);
     }
     if let Some(selection) = &settings.selection {
@@ -83,11 +83,11 @@ fn exempt<'a>(args: &'a AttachmentArgs, settings: &Settings) -> Result<&'a PodAr
     Ok(pod)
 }
 
-fn attachment(config: &NetworkConfig<'_>, args: &AttachmentArgs) -> Attachment {
+fn attachment(config: &NetworkConfig<'_>, settings: &Settings, args: &AttachmentArgs) -> Attachment {
     Attachment {
         network_name: config.name.clone(),
         container_id: args.container_id.clone(),
-        ifname: args.ifname.clone(),
+        ifname: settings.subject(&args.ifname).clone(),
     }
 }
 

@@ -31,7 +31,7 @@ const WELL_KNOWN: &[&str] = &[
     "type",
 ];
 
-const OUR_KEYS: &str = "ifname, kubeconfig, logLevel, runDir, selection, staticPods, status";
+const OUR_KEYS: &str = "ifname, kubeconfig, logLevel, runDir, selection, standAlone, staticPods, status";
 
 /// The network configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -174,6 +174,7 @@ struct OurKeys<'a> {
     log_level: Option<&'a RawValue>,
     run_dir: Option<&'a RawValue>,
     selection: Option<&'a RawValue>,
+    stand_alone: Option<&'a RawValue>,
     static_pods: Option<&'a RawValue>,
     status: Option<&'a RawValue>,
     unknown: Option<String>,
@@ -186,8 +187,11 @@ pub(crate) struct Settings {
     pub(crate) run_dir: RunDir,
     /// Which pods are exempt, and what the executor compares. Key `selection`; `None`: the conflist has none.
     pub(crate) selection: Option<SelectionConfig>,
-    ifname: Option<InterfaceName>,
+    /// The interface that is redirected; any other of the sandbox passes. Key `ifname`.
+    pub(crate) ifname: InterfaceName,
     kubeconfig: Option<PathBuf>,
+    /// Whether the configuration is a network of its own and not the end of the primary's chain. Key `standAlone`.
+    pub(crate) stand_alone: bool,
     /// What becomes of a static pod that nobody can place. Key `staticPods`.
     pub(crate) static_pods: StaticPods,
     /// Key `logLevel`.
@@ -227,7 +231,8 @@ impl<'a> NetworkConfig<'a> {
             kubeconfig: read_path("kubeconfig", ours.kubeconfig)?,
             static_pods: read("staticPods", ours.static_pods)?.unwrap_or(default.static_pods),
             selection: read("selection", ours.selection)?,
-            ifname: read("ifname", ours.ifname)?,
+            ifname: read("ifname", ours.ifname)?.unwrap_or(default.ifname),
+            stand_alone: read("standAlone", ours.stand_alone)?.unwrap_or(default.stand_alone),
             log_level: read("logLevel", ours.log_level)?.unwrap_or(default.log_level),
             gate_node: read::<StatusSettings>("status", ours.status)?.is_some_and(|status| status.gate_node),
         })
@@ -240,17 +245,19 @@ impl Settings {
         Self {
             run_dir: RunDir::default(),
             selection: None,
-            ifname: None,
+            ifname: InterfaceName::default(),
             kubeconfig: None,
+            stand_alone: false,
             static_pods: StaticPods::Pass,
             log_level: Level::Warn,
             gate_node: false,
         }
     }
 
-    /// The interface that is redirected; any other of the sandbox passes. Key `ifname`.
-    pub(crate) fn ifname(&self) -> &str {
-        self.ifname.as_ref().map_or("eth0", InterfaceName::as_str)
+    /// The interface that a call for `called` is about. A network of its own makes none: whatever its interface would be
+    /// called, it is about the pod's first.
+    pub(crate) fn subject<'a>(&'a self, called: &'a InterfaceName) -> &'a InterfaceName {
+        if self.stand_alone { &self.ifname } else { called }
     }
 
     /// With what the API server is asked when the agent is away. Key `kubeconfig`.
@@ -344,6 +351,7 @@ impl<'de> Visitor<'de> for ConfigVisitor {
                 "logLevel" => config.ours.log_level = Some(map.next_value()?),
                 "runDir" => config.ours.run_dir = Some(map.next_value()?),
                 "selection" => config.ours.selection = Some(map.next_value()?),
+                "standAlone" => config.ours.stand_alone = Some(map.next_value()?),
                 "staticPods" => config.ours.static_pods = Some(map.next_value()?),
                 "status" => config.ours.status = Some(map.next_value()?),
                 "cniVersion" => {

@@ -135,6 +135,13 @@ id_type!(
     /// Name of a network interface (`IFNAMSIZ`, linux/if.h), without characters that mean something to a shell or to nft.
     InterfaceName, "interface name", "1 to 15 visible ASCII characters, none of / : ' \" ` ; # { } \\ $ , * + and no leading !", interface_name
 );
+impl Default for InterfaceName {
+    /// What container runtimes call the first interface of a sandbox.
+    fn default() -> Self {
+        Self("eth0".to_owned())
+    }
+}
+
 id_type!(
     /// A Kubernetes namespace (RFC 1123 label).
     Namespace, "namespace", "1 to 63 lower-case letters, digits and '-', not at the ends", dns_label

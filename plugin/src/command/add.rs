@@ -57,7 +57,8 @@ pub(crate) fn add(
             let lacking = hand_over::wanted(&settings);
             hand_over::host(&lacking, &settings, deadline);
             attempt.admit()?;
-            hand_over::sandboxes(&lacking, &attachment(&config, args), &settings, deadline);
+            let own = attachment(&config, &settings, args);
+            hand_over::sandboxes(&lacking, &own, &settings, deadline);
         }
     }
     Ok(passed())
@@ -73,13 +74,15 @@ fn request(
         .netns
         .as_ref()
         .ok_or(EnvironmentError::Missing("CNI_NETNS"))?;
+    // A network of its own gets no result of the primary's: the executor reads the addresses from the interface.
     let addresses = config
         .prev_result
+        .filter(|_| !settings.stand_alone)
         .map(|result| addresses(result, args.ifname.as_str()))
         .transpose()?
         .unwrap_or_default();
     Ok(AddRequest {
-        attachment: Some((&attachment(config, args)).into()),
+        attachment: Some((&attachment(config, settings, args)).into()),
         pod: Some(pod.into()),
         netns_path: netns.to_string(),
         addresses,

@@ -22,7 +22,7 @@ pub(crate) fn check(args: &AttachmentArgs, input: &[u8], deadline: Deadline) -> 
         return Ok(Answer::Nothing);
     }
     let message = CheckRequest {
-        attachment: Some((&attachment(&config, args)).into()),
+        attachment: Some((&attachment(&config, &settings, args)).into()),
     };
     let path = settings.run_dir.cni_socket();
     let response = executor::call(

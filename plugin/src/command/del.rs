@@ -26,10 +26,10 @@ pub(crate) fn del(args: &AttachmentArgs, input: &[u8], deadline: Deadline) -> Re
     let config = NetworkConfig::parse(input)?;
     let settings = settings_or_default(&config);
     // Exempt pods are not left out: they may have been enrolled live, or under another configuration.
-    if args.ifname.as_str() != settings.ifname() {
+    if *settings.subject(&args.ifname) != settings.ifname {
         return Ok(Answer::Nothing);
     }
-    let attachment = attachment(&config, args);
+    let attachment = attachment(&config, &settings, args);
     let run_dir = &settings.run_dir;
     let Err(error) = ask(run_dir, &attachment, deadline) else {
         return Ok(Answer::Nothing);

@@ -20,7 +20,9 @@ pub(crate) fn gc(input: &[u8], deadline: Deadline) -> Result<Answer, PluginError
         let attachment = Attachment {
             network_name: config.name.clone(),
             container_id: ContainerId::parse(attachment.container_id.as_str()).ok()?,
-            ifname: InterfaceName::parse(attachment.ifname.as_str()).ok()?,
+            ifname: settings
+                .subject(&InterfaceName::parse(attachment.ifname.as_str()).ok()?)
+                .clone(),
         };
         Some((&attachment).into())
     });

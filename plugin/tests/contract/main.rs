@@ -160,7 +160,7 @@ fn a_mistake_in_the_configuration_is_named_with_what_is_allowed() {
         (
             with("runDirectory", json!("/x")),
             7,
-            "ours are ifname, kubeconfig, logLevel, runDir, selection, staticPods, status",
+            "ours are ifname, kubeconfig, logLevel, runDir, selection, standAlone, staticPods, status",
         ),
         (
             with("runDir", json!("relative")),
@@ -174,6 +174,7 @@ fn a_mistake_in_the_configuration_is_named_with_what_is_allowed() {
         ),
         (with("logLevel", json!("loud")), 7, "expected one of `off`"),
         (with("ifname", json!("a/b")), 7, "ifname: "),
+        (with("standAlone", json!("yes")), 7, "standAlone: "),
         (with("status", json!({ "gate": 1 })), 7, "expected `gateNode`"),
         (
             with("selection", json!({ "excludedNamespaces": ["X"] })),

@@ -63,7 +63,7 @@ proptest! {
     fn any_value_at_any_key(
         command in command(),
         key in prop::sample::select(vec![
-            "cniVersion", "name", "type", "prevResult", "runDir", "selection", "ifname", "logLevel", "status",
+            "cniVersion", "name", "type", "prevResult", "runDir", "selection", "ifname", "logLevel", "standAlone", "status",
             "cni.dev/valid-attachments", "unknown",
         ]),
         value in json_value(),

@@ -306,6 +306,65 @@ fn gc_names_the_network_and_what_still_exists() {
 }
 
 #[test]
+fn a_network_of_its_own_is_about_the_pods_first_interface_whatever_its_own_is_called() {
+    let (run_dir, executor, netns) = node(Behaviour::Well);
+    let mut own = json!({
+        "cniVersion": "1.1.0", "name": "sluice-cni", "type": "sluice-cni", "standAlone": true, "runDir": run_dir.path(),
+    });
+    let go = |command: &str, config: &serde_json::Value| {
+        let run = Run::new(command, config).env("CNI_NETNS", &netns.path());
+        run.env("CNI_IFNAME", "net1").go()
+    };
+    let done = go("ADD", &own);
+    assert_eq!(
+        (done.status, done.stdout.trim_end()),
+        (0, r#"{"cniVersion":"1.1.0"}"#),
+        "{done:?}"
+    );
+    go("DEL", &own).succeeded_silently();
+    // What another network said of its interfaces is passed on; the addresses are those of the pod's first.
+    own["prevResult"] = json!({ "cniVersion": "1.1.0", "ips": [{ "address": "10.66.0.9/24" }] });
+    let done = go("ADD", &own);
+    assert_eq!(
+        (done.status, done.stdout.trim_end()),
+        (0, &*own["prevResult"].to_string()),
+        "{done:?}"
+    );
+    go("CHECK", &own).succeeded_silently();
+    own["cni.dev/valid-attachments"] = json!([{ "containerID": "c0ffee", "ifname": "net1" }]);
+    go("GC", &own).succeeded_silently();
+
+    let calls = executor.calls();
+    assert_eq!(
+        (
+            calls.add.len(),
+            calls.del.len(),
+            calls.check.len(),
+            calls.gc.len()
+        ),
+        (2, 1, 1, 1)
+    );
+    assert!(
+        calls.add.iter().all(|seen| seen.message.addresses.is_empty()),
+        "{:?}",
+        calls.add
+    );
+    let added = calls.add.iter().map(|seen| seen.message.attachment.clone());
+    let others = [calls.del[0].attachment.clone(), calls.check[0].attachment.clone()];
+    for attachment in added.chain(others).chain([calls.gc[0].valid.first().cloned()]) {
+        let attachment = attachment.unwrap();
+        assert_eq!(
+            (
+                &*attachment.network_name,
+                &*attachment.container_id,
+                &*attachment.ifname
+            ),
+            ("sluice-cni", "c0ffee", "eth0")
+        );
+    }
+}
+
+#[test]
 fn status_where_it_was_opted_in_says_whether_the_node_can_take_pods() {
     for (behaviour, ready) in [
         (Behaviour::Well, true),

@@ -17,7 +17,7 @@ use super::{Answer, Inbox, Message, Reason, Sender, Slot, Waiter};
 use crate::descriptors::DescriptorRefusal;
 use crate::kernel::Opened;
 use crate::node::{Node, unix_ms};
-use crate::pool::COMPONENT;
+use crate::pool::{self, COMPONENT};
 use crate::table::{FORMAT, Record};
 
 const STAGE: &str = "check sandbox";
@@ -76,6 +76,33 @@ impl Drop for Waiting {
             let _ = sender.send(Box::new(Message::Left(id)));
         }
     }
+}
+
+/// Completes an ADD of which nobody said the pod's addresses, because the plugin is no part of the chain that gave them: its
+/// interface has them.
+pub async fn with_addresses(mut request: Request) -> Result<Request, Failure> {
+    if !request.addresses.is_empty() {
+        return Ok(request);
+    }
+    pool::run(STAGE, move || {
+        let ifname = &request.attachment.ifname;
+        let netns = &mut request.opened.netns;
+        let held = netns.addresses()?.into_iter();
+        let own = held.filter(|(name, address)| name == ifname.as_str() && !is_link_local(address));
+        request.addresses = own.map(|(_, address)| address).collect();
+        if request.addresses.is_empty() && !netns.has_interface(ifname)? {
+            let cause =
+                format!("the namespace has no interface {ifname} yet: the primary network comes first");
+            return Err(Failure::new(ErrorCode::SandboxGone, COMPONENT, STAGE, cause));
+        }
+        Ok(request)
+    })
+    .await
+}
+
+/// Every interface has one of its own, and nobody is reached by it from elsewhere.
+fn is_link_local(address: &IpAddr) -> bool {
+    matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
 
 /// Begins an ADD: joins a running one, or makes a sandbox and ends those it replaces.

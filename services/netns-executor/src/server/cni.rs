@@ -35,7 +35,12 @@ impl Cni {
         Self { node }
     }
 
-    fn begin(&self, request: Request<AddRequest>) -> Result<Begun, Failure> {
+    async fn begin(&self, request: Request<AddRequest>) -> Result<Begun, Failure> {
+        let request = self.receive(request)?;
+        add::begin(&self.node, add::with_addresses(request).await?)
+    }
+
+    fn receive(&self, request: Request<AddRequest>) -> Result<add::Request, Failure> {
         const STAGE: &str = "check descriptors";
         let connection = request.extensions().get::<Connection>().cloned().ok_or_else(|| {
             Failure::new(
@@ -66,7 +71,7 @@ impl Cni {
                 error = %refusal, "descriptors refused");
             refusal.failure(STAGE)
         })?;
-        let request = add::Request {
+        Ok(add::Request {
             attachment: key,
             pod,
             addresses,
@@ -74,8 +79,7 @@ impl Cni {
             opened,
             accepted: connection.accepted,
             called,
-        };
-        add::begin(&self.node, request)
+        })
     }
 }
 
@@ -93,7 +97,7 @@ fn outcome(answer: Answer) -> add_response::Outcome {
 impl CniService for Cni {
     async fn add(&self, request: Request<AddRequest>) -> Result<Response<AddResponse>, Status> {
         let begun = Instant::now();
-        let answer = match self.begin(request) {
+        let answer = match self.begin(request).await {
             Ok(Begun::Answered(answer)) => answer,
             Ok(Begun::Waiting(waiting)) => waiting.answer().await,
             Err(failure) => Answer::Refused(failure),
