@@ -64,7 +64,7 @@ fn add(mesh: &Mesh, chain: &Chain, name: &str) -> Added {
 }
 
 /// What runtimes do before anything else.
-fn loopback(mesh: &Mesh, pod: &Pod) {
+pub(crate) fn loopback(mesh: &Mesh, pod: &Pod) {
     let plugins = vec![json!({ "type": "loopback" })];
     let chain = Chain::new(mesh.node().place(), "cni-loopback", "0.3.1", plugins);
     let attachment = Attachment {

@@ -34,6 +34,7 @@ mod restart;
 mod restart_identity;
 mod rules;
 mod rules_pods;
+mod stand_alone;
 mod without_opener;
 mod zds;
 mod zds_misbehaviour;

@@ -10,8 +10,12 @@ use sluice_selection::{SelectionConfig, SelectionFileError, parse_selection_file
 
 use crate::entry::{Entry, LogLevel, StaticPods};
 
-/// Every file that is ours alone in the network configuration directory ends so; ownership is told by the name.
+/// Every file that is ours alone in the network configuration directory ends in one of these; ownership is told by the name.
 pub const OWNED_SUFFIX: &str = "-sluice.conflist";
+/// The same for a network of our own.
+pub const STAND_ALONE_SUFFIX: &str = "-sluice.conf";
+/// The file in stand-alone mode. It sorts last, so that nobody takes it for the primary network by its place.
+pub const STAND_ALONE_FILE: &str = "zz-sluice.conf";
 
 /// Keeps the CNI plugin, its entry in the node's network configuration and its credentials in place.
 #[derive(Debug, Parser)]
@@ -138,7 +142,7 @@ pub struct Flags {
         default_value = "/opt/sluice/bin"
     )]
     pub source_dir: PathBuf,
-    /// Whether the entry goes into a file of our own or into the primary network's file.
+    /// Whether the entry goes into a file of our own, into the primary network's file, or makes a network of its own.
     #[arg(long, global = true, env = "SLUICE_CNI_MODE", value_enum, default_value_t = Mode::Owned)]
     pub mode: Mode,
     /// Name of our own file; default 02-sluice.conflist, with --take-over 01-sluice.conflist.
@@ -211,6 +215,8 @@ pub enum Mode {
     Owned,
     /// Into the primary network's own file.
     Chained,
+    /// Into a file of our own that is a network by itself, for a plugin such as Multus that calls it for pods that name it.
+    StandAlone,
 }
 
 impl Mode {
@@ -219,6 +225,7 @@ impl Mode {
         match self {
             Self::Owned => "owned",
             Self::Chained => "chained",
+            Self::StandAlone => "stand-alone",
         }
     }
 }
@@ -298,6 +305,7 @@ impl Flags {
             static_pods: self.static_pods,
             ifname: self.ifname.clone(),
             kubeconfig: self.kubeconfig.clone(),
+            stand_alone: self.mode == Mode::StandAlone,
         })
     }
 }

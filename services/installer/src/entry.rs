@@ -1,4 +1,5 @@
-//! Our entry in a network configuration list. Its keys are the plugin's; what has the plugin's default is left out.
+//! Our entry in a network configuration list, or our network of its own. The keys are the plugin's; what has the plugin's default
+//! is left out.
 
 use std::path::{Path, PathBuf};
 
@@ -56,12 +57,23 @@ pub struct Entry {
     pub ifname: Option<InterfaceName>,
     /// Where its credentials are, if not at the default place.
     pub kubeconfig: Option<PathBuf>,
+    /// It is a whole network configuration, called beside the primary network.
+    pub stand_alone: bool,
 }
+
+/// The oldest version that has CHECK: whoever calls a network of its own may be older than the container runtime.
+const STAND_ALONE_VERSION: &str = "0.4.0";
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Json<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cni_version: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'static str>,
     r#type: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stand_alone: Option<bool>,
     run_dir: &'a Path,
     log_level: LogLevel,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -100,7 +112,11 @@ impl Entry {
     /// The entry as JSON.
     pub fn render(&self, layout: &Layout) -> Result<String, serde_json::Error> {
         let json = Json {
+            cni_version: self.stand_alone.then_some(STAND_ALONE_VERSION),
+            // The name of the NetworkAttachmentDefinition, too.
+            name: self.stand_alone.then_some(PLUGIN),
             r#type: PLUGIN,
+            stand_alone: self.stand_alone.then_some(true),
             run_dir: &self.run_dir,
             log_level: self.log_level,
             kubeconfig: self.kubeconfig.as_deref(),
@@ -135,6 +151,7 @@ pub(crate) mod tests {
             static_pods: StaticPods::Pass,
             ifname: None,
             kubeconfig: None,
+            stand_alone: false,
         }
     }
 
@@ -143,6 +160,18 @@ pub(crate) mod tests {
         assert_eq!(
             plain().render(&Layout::Compact).unwrap(),
             r#"{"type":"sluice-cni","runDir":"/run/sluice","logLevel":"warn"}"#
+        );
+    }
+
+    #[test]
+    fn a_network_of_its_own_has_a_name_and_a_version() {
+        let entry = Entry {
+            stand_alone: true,
+            ..plain()
+        };
+        assert_eq!(
+            entry.render(&Layout::Compact).unwrap(),
+            r#"{"cniVersion":"0.4.0","name":"sluice-cni","type":"sluice-cni","standAlone":true,"runDir":"/run/sluice","logLevel":"warn"}"#
         );
     }
 

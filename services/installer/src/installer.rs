@@ -7,7 +7,7 @@ use sluice_proto::pb::node::{InstallerReport, Installs};
 use sluice_selection::SelectionConfig;
 
 use crate::apply::{apply, describe};
-use crate::config::Flags;
+use crate::config::{Flags, Mode, STAND_ALONE_FILE};
 use crate::entry::{Entry, PLUGIN};
 use crate::files;
 use crate::health;
@@ -263,8 +263,9 @@ impl Installer {
 
     fn conflict(&self, plan: &Plan) -> String {
         let file = match self.flags.mode {
-            crate::config::Mode::Owned => self.flags.owned_name(),
-            crate::config::Mode::Chained => plan.primary.as_deref().unwrap_or("the primary network's file"),
+            Mode::Owned => self.flags.owned_name(),
+            Mode::StandAlone => STAND_ALONE_FILE,
+            Mode::Chained => plan.primary.as_deref().unwrap_or("the primary network's file"),
         };
         let hint = if file.contains("cilium")
             || plan

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use crate::config::OWNED_SUFFIX;
+use crate::config::{OWNED_SUFFIX, STAND_ALONE_SUFFIX};
 use crate::network::{Invalid, List, Network, Single, has_extension, text};
 
 /// A regular file, or what stands in its place.
@@ -68,9 +68,8 @@ const SET_ASIDE: &str = ".cilium_bak";
 
 /// Whether the file is ours alone, be it set aside by somebody.
 pub(crate) fn is_ours(name: &str) -> bool {
-    name.strip_suffix(SET_ASIDE)
-        .unwrap_or(name)
-        .ends_with(OWNED_SUFFIX)
+    let name = name.strip_suffix(SET_ASIDE).unwrap_or(name);
+    name.ends_with(OWNED_SUFFIX) || name.ends_with(STAND_ALONE_SUFFIX)
 }
 
 impl File {

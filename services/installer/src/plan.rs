@@ -15,6 +15,7 @@ mod files;
 mod primary;
 mod problem;
 mod removal;
+mod stand_alone;
 
 pub(crate) use primary::effective;
 pub(crate) use problem::Problem;

@@ -34,7 +34,7 @@ fn flags_may_follow_the_command() {
 #[test]
 fn a_wrong_value_names_what_is_allowed() {
     let error = flags(&["--mode", "standalone"]).unwrap_err().to_string();
-    assert!(error.contains("owned, chained"), "{error}");
+    assert!(error.contains("owned, chained, stand-alone"), "{error}");
     let error = flags(&["--kubeconfig", "relative"]).unwrap_err().to_string();
     assert!(error.contains("an absolute path"), "{error}");
 }

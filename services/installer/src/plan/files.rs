@@ -5,7 +5,7 @@ use super::{FileMode, Plan, Problem, Situation, Step};
 use crate::config::{BinDirCheck, Mode, WhenPreempted};
 use crate::entry::{Entry, Layout, PLUGIN, QUOTED};
 use crate::network::Network;
-use crate::node::{Loaded, is_ours};
+use crate::node::{Loaded, NetDir, is_ours};
 
 impl Plan {
     pub(super) fn config(&mut self, situation: &Situation<'_>) {
@@ -19,9 +19,15 @@ impl Plan {
             self.problems.push(Problem::NotServing(why.to_owned()));
             // What is installed stays and is kept right; nothing is installed anew.
             if !installed {
-                self.primary = primary(flags, net).ok().map(|(name, _)| name);
+                if flags.mode != Mode::StandAlone {
+                    self.primary = primary(flags, net).ok().map(|(name, _)| name);
+                }
                 return;
             }
+        }
+        if flags.mode == Mode::StandAlone {
+            self.stand_alone(situation);
+            return;
         }
         let (name, loaded) = match primary(flags, net) {
             Ok(found) => found,
@@ -54,9 +60,10 @@ impl Plan {
             // Told already; the plugin may be missing there.
             return;
         }
-        let planned = match flags.mode {
-            Mode::Owned => self.owned(situation, &name, &loaded),
-            Mode::Chained => self.chained(situation, &name, &loaded),
+        let planned = if flags.mode == Mode::Owned {
+            self.owned(situation, &name, &loaded)
+        } else {
+            self.chained(situation, &name, &loaded)
         };
         match planned {
             Ok(target) => self.other_files(situation, &target),
@@ -180,9 +187,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Files of ours from other settings go; a file that the runtime prefers is told, or takes our entry as well.
-    fn other_files(&mut self, situation: &Situation<'_>, target: &str) {
-        let net = situation.net;
+    /// Files of ours from other settings go.
+    pub(super) fn other_files_of_ours(&mut self, net: &NetDir, target: &str) {
         for (name, file) in net
             .files
             .iter()
@@ -193,6 +199,12 @@ impl Plan {
                 expect: file.bytes().map(<[u8]>::to_vec),
             });
         }
+    }
+
+    /// Besides, a file that the runtime prefers is told, or takes our entry as well.
+    fn other_files(&mut self, situation: &Situation<'_>, target: &str) {
+        let net = situation.net;
+        self.other_files_of_ours(net, target);
         let replaced = |name: &str| {
             self.steps
                 .iter()

@@ -39,6 +39,10 @@ pub(crate) enum Problem {
         theirs: PathBuf,
         file: PathBuf,
     },
+    RuntimeWouldRead {
+        dir: PathBuf,
+        file: PathBuf,
+    },
     Binary {
         dir: PathBuf,
         reason: String,
@@ -114,6 +118,13 @@ impl fmt::Display for Problem {
                 ours.display(),
                 file.display(),
                 theirs.display()
+            ),
+            Self::RuntimeWouldRead { dir, file } => write!(
+                f,
+                "net-dir-of-the-runtime: our network would be in {}, and {} says that the container runtime reads it: it could be \
+                 taken for the primary network (use owned mode, or the directory of the plugin that delegates)",
+                dir.display(),
+                file.display()
             ),
             Self::Binary { dir, reason } => write!(f, "plugin directory {}: {reason}", dir.display()),
             Self::Kubeconfig(reason) => write!(f, "no credentials for the plugin: {reason}"),

@@ -6,6 +6,7 @@ mod owned;
 mod precedence;
 mod primary;
 mod removal;
+mod stand_alone;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,7 +14,7 @@ use std::path::PathBuf;
 use clap::Parser;
 
 use super::*;
-use crate::config::Cli;
+use crate::config::{Cli, Mode};
 use crate::entry::tests::plain;
 use crate::node::File;
 
@@ -83,7 +84,10 @@ impl Given {
     fn plan(&self) -> Plan {
         plan_install(&Situation {
             flags: &self.flags,
-            entry: &plain(),
+            entry: &Entry {
+                stand_alone: self.flags.mode == Mode::StandAlone,
+                ..plain()
+            },
             net: &self.net,
             bins: &self.bins,
             runtimes: &self.runtimes,

@@ -14,6 +14,7 @@ mod logs;
 mod prepare;
 mod privileges;
 mod purge;
+mod stand_alone;
 mod support;
 mod take_over;
 mod wars;
