@@ -63,7 +63,7 @@
   "--host-cni-net-dir" $platform.confDir
   "--kubeconfig" (printf "%s/kubeconfig" (include "sluice.diskDir" .))
   "--selection" "/etc/sluice/selection.yaml"
-  "--mode" $cni.mode
+  "--mode" (kebabcase $platform.mode)
   "--when-preempted" $cni.whenPreempted
   "--bin-dir-check" $cni.binDirCheck
   "--static-pods" $cni.staticPods

@@ -28,7 +28,10 @@
 {{- if and $mount (not (hasPrefix (printf "%s/" $mount) $platform.binDir)) -}}
 {{- fail (printf "cni.binMount: cni.binDir, which is %s, is not below %s" $platform.binDir $mount) -}}
 {{- end -}}
-{{- if and (eq $values.cni.mode "chained") $values.cni.ownedFileName -}}
-{{- fail "cni.ownedFileName is set, but cni.mode is chained and makes no file of its own: leave it out, or set cni.mode=owned" -}}
+{{- if and (ne $platform.mode "owned") $values.cni.ownedFileName -}}
+{{- fail (printf "cni.ownedFileName is set, but cni.mode is %s and makes no such file: leave it out, or set cni.mode=owned" $platform.mode) -}}
+{{- end -}}
+{{- if and (eq $platform.mode "standAlone") $values.cni.primaryFileName -}}
+{{- fail "cni.primaryFileName is set, but cni.mode is standAlone and looks at no primary network: leave it out, or set cni.mode=owned" -}}
 {{- end -}}
 {{- end -}}

@@ -33,15 +33,22 @@ fn nothing_but_what_is_needed_is_created() {
 fn options_add_their_object_and_nothing_else() {
     let usual = Release::render(&[]).names();
     for (set, added) in [
-        ("platform=gke", "ResourceQuota/sluice-node"),
-        ("resourceQuota.enabled=true", "ResourceQuota/sluice-node"),
-        ("platform=openshift", "SecurityContextConstraints/sluice-node"),
-        ("metrics.podMonitor.enabled=true", "PodMonitor/sluice-node"),
-        ("networkPolicy.enabled=true", "NetworkPolicy/sluice-node"),
+        ("platform=gke", ["ResourceQuota/sluice-node"].as_slice()),
+        ("resourceQuota.enabled=true", &["ResourceQuota/sluice-node"]),
+        (
+            "platform=openshift",
+            &[
+                "NetworkAttachmentDefinition/sluice-cni",
+                "SecurityContextConstraints/sluice-node",
+            ],
+        ),
+        ("cni.mode=standAlone", &["NetworkAttachmentDefinition/sluice-cni"]),
+        ("metrics.podMonitor.enabled=true", &["PodMonitor/sluice-node"]),
+        ("networkPolicy.enabled=true", &["NetworkPolicy/sluice-node"]),
     ] {
         let mut names = Release::render(&[set]).names();
         names.retain(|name| !usual.contains(name));
-        assert_eq!(names, [added], "{set}");
+        assert_eq!(names, added, "{set}");
     }
 }
 

@@ -169,6 +169,38 @@ fn openshift_gets_constraints_with_no_more_than_the_containers_ask_for() {
 }
 
 #[test]
+fn openshift_gets_a_network_of_ours_that_pods_can_name() {
+    let release = Release::render(&["platform=openshift"]);
+    assert_eq!(release.flag("installer", "--mode").unwrap(), "stand-alone");
+    let definition = release.object("NetworkAttachmentDefinition", "sluice-cni");
+    assert_eq!(definition["apiVersion"], "k8s.cni.cncf.io/v1");
+    assert_eq!(definition["metadata"]["namespace"], "default");
+    // Multus then reads the file.
+    assert!(definition.get("spec").is_none());
+    // What the user sets wins over the platform.
+    let owned = Release::render(&["platform=openshift", "cni.mode=owned"]);
+    assert_eq!(owned.flag("installer", "--mode").unwrap(), "owned");
+    assert!(
+        !owned
+            .names()
+            .iter()
+            .any(|name| name.contains("NetworkAttachment"))
+    );
+    for platform in PLATFORMS
+        .iter()
+        .map(|(name, ..)| name)
+        .filter(|name| **name != "openshift")
+    {
+        let release = Release::render(&[&format!("platform={platform}")]);
+        assert_eq!(
+            release.flag("installer", "--mode").unwrap(),
+            "owned",
+            "{platform}"
+        );
+    }
+}
+
+#[test]
 fn profiles_of_apparmor_are_a_field_or_an_annotation() {
     const ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/netns-opener";
     let new = Release::render(&[]);

@@ -106,6 +106,14 @@ const REFUSED: &[(&[&str], &[&str])] = &[
         &["cni.mode=chained", "cni.ownedFileName=00-sluice.conflist"],
         &["cni.ownedFileName", "cni.mode=owned"],
     ),
+    (
+        &["platform=openshift", "cni.ownedFileName=00-sluice.conflist"],
+        &["cni.ownedFileName", "cni.mode is standAlone", "cni.mode=owned"],
+    ),
+    (
+        &["cni.mode=standAlone", "cni.primaryFileName=10-net.conflist"],
+        &["cni.primaryFileName", "cni.mode is standAlone"],
+    ),
 ];
 
 #[test]
