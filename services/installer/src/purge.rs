@@ -62,9 +62,9 @@ pub(crate) fn purge(flags: &Flags, options: &PurgeOptions) -> Result<(), PurgeEr
             tracing::info!(target: "audit", path = %path.display(), "removed the plugin's stand-in");
         }
     }
-    run_dir::all(&flags.run())
-        .iter()
-        .for_each(|directory| remove_empty_within(directory));
+    for directory in run_dir::all(&flags.run()) {
+        remove_empty_within(&directory);
+    }
     remove_empty(flags.run().root());
     if let Some(directory) = flags.kubeconfig().parent() {
         remove_empty(directory);
