@@ -9,6 +9,10 @@ HOST_ENV := $(shell echo "$(HOST)" | tr 'a-z-' 'A-Z_')
 # Only where --target is given: procedural macros cannot be linked so.
 STATIC := -C target-feature=+crt-static -C relocation-model=static
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+# They are the same wherever they are built: places in dependencies, in our code and in generated code have names in them that do not
+# tell where that was. Of several that match, rustc takes the last.
+ANYWHERE := --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=cargo --remap-path-prefix=$(CURDIR)=sluice \
+  --remap-path-prefix=$(abspath $(TARGET_DIR))=sluice/target
 DIST := $(abspath $(TARGET_DIR))/dist
 SERVICES := ambient-broker installer sluice-cni-removed sluicectl standin-proxy sluice-demo sluice-bench floor-empty peak-memory
 
@@ -42,7 +46,7 @@ setup: ## install the tools that the tests use (Debian, Ubuntu)
 	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends $(PACKAGES); \
 	fi
 
-dist: export CARGO_TARGET_$(HOST_ENV)_RUSTFLAGS := $(STATIC)
+dist: export CARGO_TARGET_$(HOST_ENV)_RUSTFLAGS := $(STATIC) $(ANYWHERE)
 dist: ## build the shipped binaries into target/dist
 	cargo build --locked --release --target $(HOST) $(foreach bin,$(SERVICES),--bin $(bin))
 	cargo build --locked --profile plugin --target $(HOST) -p sluice-cni

@@ -117,6 +117,24 @@ fn two_builds_are_the_same_archive_and_hold_our_binaries_only() {
 }
 
 #[test]
+fn the_binaries_do_not_tell_where_they_were_built() {
+    let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo"));
+    let cargo = std::env::var_os("CARGO_HOME")
+        .map(PathBuf::from)
+        .or(home)
+        .unwrap();
+    let places = [repository(), cargo.join("registry")];
+    for binary in BINARIES {
+        let bytes = std::fs::read(dist().join(binary)).unwrap();
+        for place in &places {
+            let place = place.as_os_str().as_encoded_bytes();
+            let told = bytes.windows(place.len()).any(|window| window == place);
+            assert!(!told, "{binary} has {} in it", String::from_utf8_lossy(place));
+        }
+    }
+}
+
+#[test]
 fn the_binaries_need_no_library() {
     for binary in BINARIES {
         let path = dist().join(binary).display().to_string();
