@@ -16,7 +16,6 @@ pub mod netlink;
 pub mod node;
 pub mod opener;
 pub mod opener_client;
-mod opener_scan;
 pub mod pool;
 pub mod preflight;
 pub mod probe_set;

@@ -14,8 +14,6 @@ use sluice_proto::transport::descriptors::TransportError;
 use sluice_proto::transport::seqpacket::SeqpacketConnection;
 use tokio::sync::{Mutex, watch};
 
-use crate::opener_scan::Scans;
-
 /// The opener answers within this, or is given up.
 pub const DEADLINE: Duration = Duration::from_secs(2);
 /// netns, netfilter, route and two legacy sockets.
@@ -60,7 +58,6 @@ impl OpenerError {
 pub struct OpenerClient {
     connection: Arc<Mutex<Option<SeqpacketConnection>>>,
     connected: watch::Sender<u64>,
-    scans: Arc<Scans>,
 }
 
 impl Default for OpenerClient {
@@ -68,7 +65,6 @@ impl Default for OpenerClient {
         Self {
             connection: Arc::default(),
             connected: watch::Sender::new(0),
-            scans: Arc::default(),
         }
     }
 }
@@ -121,12 +117,6 @@ impl OpenerClient {
         self.ask(request, descriptor)
             .await
             .map(|(_, descriptors)| descriptors)
-    }
-
-    /// Has it look through all processes: shared with all who ask meanwhile.
-    pub async fn scan(&self) -> Result<(), OpenerError> {
-        let scan = || async { self.ask(&OpenerRequest::Scan, None).await.map(drop) };
-        self.scans.share(scan).await
     }
 
     /// Forgets a connection that has ended, which nothing else would notice between requests. True: it did.
