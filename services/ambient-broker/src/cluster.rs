@@ -30,6 +30,7 @@ use futures_util::future::BoxFuture;
 use sluice_proto::id::{PodName, PodRef};
 use sluice_proto::pb::node::PluginCredentials;
 use sluice_selection::OwnPods;
+use tokio::sync::oneshot;
 use tokio::sync::watch as state;
 use tokio::task::JoinSet;
 
@@ -136,10 +137,12 @@ impl Kubernetes {
 }
 
 impl StatusWriter for Kubernetes {
-    fn write(&self, pod: &PodRef, enrolled: bool) {
+    fn write(&self, pod: &PodRef, enrolled: bool) -> Option<oneshot::Receiver<()>> {
         if !self.book.want(&pod.uid, enrolled) {
             tracing::debug!(%pod, enrolled, "no pod of this node to write a status to");
+            return None;
         }
+        self.book.written(&pod.uid)
     }
 
     fn report(&self, pod: &PodRef, report: Option<&Arc<PodReport>>) {

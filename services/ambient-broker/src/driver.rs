@@ -223,7 +223,19 @@ impl Driver {
                 message,
                 details,
             } => log(level, &pod, message, &details),
-            Effect::WriteStatus { pod, enrolled } => parts.status.write(&pod, enrolled),
+            Effect::WriteStatus { pod, enrolled } => {
+                let written = parts.status.write(&pod, enrolled);
+                // What is withdrawn is no step of an ADD.
+                if let Some(written) = written.filter(|_| enrolled) {
+                    let metrics = Arc::clone(&parts.metrics);
+                    let since = Instant::now();
+                    tokio::spawn(async move {
+                        if written.await.is_ok() {
+                            metrics.stage("status", since.elapsed());
+                        }
+                    });
+                }
+            }
             call => self.call(call),
         }
     }

@@ -3,13 +3,17 @@
 use std::sync::Arc;
 
 use sluice_proto::id::PodRef;
+use tokio::sync::oneshot;
 
 use crate::reconcile::report::PodReport;
 
 /// Where a pod's enrolment is made known.
 pub trait StatusWriter: std::fmt::Debug + Send + Sync {
     /// The pod is enrolled, or no longer. Must not block; what cannot be written at once is the writer's to retry.
-    fn write(&self, pod: &PodRef, enrolled: bool);
+    ///
+    /// What it returns is told once that is written, and dropped if something else is to be written first; `None`:
+    /// there is nothing to write.
+    fn write(&self, pod: &PodRef, enrolled: bool) -> Option<oneshot::Receiver<()>>;
 
     /// How the pod stands now; `None`: it is gone. For those who tell people. Must not block.
     fn report(&self, pod: &PodRef, report: Option<&Arc<PodReport>>) {
@@ -22,7 +26,8 @@ pub trait StatusWriter: std::fmt::Debug + Send + Sync {
 pub struct NoStatus;
 
 impl StatusWriter for NoStatus {
-    fn write(&self, pod: &PodRef, enrolled: bool) {
+    fn write(&self, pod: &PodRef, enrolled: bool) -> Option<oneshot::Receiver<()>> {
         tracing::debug!(%pod, enrolled, "status");
+        None
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use sluice_proto::id::{PodRef, PodUid};
 use sluice_selection::{Phase, REDIRECTION_STATUS};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use super::pause::Pause;
 use super::wire::{Owner, WirePod};
@@ -55,12 +55,32 @@ struct Page {
     /// Of the object that `mark` was read from.
     version: u64,
     wanted: bool,
+    /// Told once the API has what is wanted.
+    written: Option<oneshot::Sender<()>>,
     patching: bool,
     pause: Pause,
     not_before: Option<Instant>,
     running: bool,
     trouble: Option<Trouble>,
     posing: Posing,
+}
+
+impl Page {
+    /// Another value is wanted from now on, and at once.
+    fn want(&mut self, enrolled: bool) {
+        self.wanted = enrolled;
+        self.written = None;
+        self.not_before = None;
+        self.pause.reset();
+    }
+
+    fn tell_written(&mut self) {
+        if self.mark.says(self.wanted)
+            && let Some(written) = self.written.take()
+        {
+            let _ = written.send(());
+        }
+    }
 }
 
 /// Whether the pod has a name by which the plugin lets the agent's own pods pass.
@@ -148,6 +168,7 @@ impl Book {
                     version: pod.version,
                     // The state machine takes what it sees first for what it wrote in an earlier life.
                     wanted,
+                    written: None,
                     patching: false,
                     pause: Pause::new(self.retry),
                     not_before: None,
@@ -173,6 +194,7 @@ impl Book {
         let right_before = page.mark.says(page.wanted) && !page.patching;
         page.mark = mark;
         page.version = pod.version;
+        page.tell_written();
         if page.mark.says(page.wanted) {
             return false;
         }
@@ -193,14 +215,21 @@ impl Book {
             return false;
         };
         if page.wanted != enrolled {
-            page.wanted = enrolled;
-            page.not_before = None;
-            page.pause.reset();
+            page.want(enrolled);
         }
         if !page.mark.says(enrolled) {
             self.changed.notify_one();
         }
         true
+    }
+
+    /// Told once the API has what is wanted, dropped when that changes; `None`: the API has it.
+    pub(super) fn written(&self, key: &PodUid) -> Option<oneshot::Receiver<()>> {
+        let mut pages = self.lock();
+        let page = pages.get_mut(key).filter(|page| !page.mark.says(page.wanted))?;
+        let (sender, receiver) = oneshot::channel();
+        page.written = Some(sender);
+        Some(receiver)
     }
 
     /// Takes every annotation back, and lets none be set from now on. Returns when that is written.
@@ -209,9 +238,7 @@ impl Book {
             let mut pages = self.lock();
             self.withdrawn.store(true, Ordering::Relaxed);
             for page in pages.values_mut() {
-                page.wanted = false;
-                page.not_before = None;
-                page.pause.reset();
+                page.want(false);
             }
         }
         self.changed.notify_one();
@@ -262,6 +289,7 @@ impl Book {
                         Mark::Absent
                     };
                 }
+                page.tell_written();
             }
             // The watch is about to tell; if it does not, it was something else.
             Patched::Gone => page.not_before = Some(now + self.retry.1),

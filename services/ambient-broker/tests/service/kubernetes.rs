@@ -12,7 +12,7 @@ use sluice_proto::pb::zds::workload_request::Payload;
 use sluice_selection::OwnPods;
 
 use crate::api::{Api, Fault};
-use crate::harness::{Node, admitted, eventually, reference};
+use crate::harness::{Node, SOON, admitted, eventually, reference};
 
 const KEY: &str = "ambient.istio.io/redirection";
 const PODS: &str = "/api/v1/pods";
@@ -125,6 +125,46 @@ async fn an_add_costs_one_patch_and_nothing_else() {
         }
     }
     eventually(|| annotation(&api, 1).is_none().then_some(())).await;
+}
+
+/// The value of one line of the metrics.
+async fn metric(node: &Node, series: &str) -> Option<f64> {
+    let (_, text) = node.get("/metrics").await;
+    let line = text.lines().find_map(|line| line.strip_prefix(series))?;
+    line.trim().parse().ok()
+}
+
+#[tokio::test]
+async fn the_time_until_the_status_is_written_is_a_stage_of_the_add() {
+    let (node, api) = start().await;
+    let mut ztunnel = node.ztunnel().await;
+    assert!(matches!(ztunnel.recv().await.unwrap(), Payload::SnapshotSent(_)));
+    for (n, mode) in [(1, "ambient"), (2, "ambient"), (3, "none")] {
+        api.put(&path(n), pod(n, mode));
+        node.until(n, "known", |_| true).await;
+    }
+    node.executor.add(&reference(1), "c1", 1);
+    eventually(|| annotation(&api, 1)).await;
+    // The second waits for as long as the API server asks for.
+    api.fault("PATCH", "/status", Fault::Later(1), 1);
+    node.executor.add(&reference(2), "c2", 2);
+    node.executor.add(&reference(3), "c3", 3);
+    eventually(|| annotation(&api, 2)).await;
+    let (count, sum) = (
+        "add_seconds_count{stage=\"status\"}",
+        "add_seconds_sum{stage=\"status\"}",
+    );
+    let until = Instant::now() + SOON;
+    while metric(&node, count).await != Some(2.0) {
+        assert!(Instant::now() < until, "{:?}", metric(&node, count).await);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let seconds = metric(&node, sum).await.unwrap();
+    assert!((0.99..SOON.as_secs_f64()).contains(&seconds), "{seconds}");
+    // What is taken back is no step of an ADD.
+    api.put(&path(1), pod(1, "none"));
+    eventually(|| annotation(&api, 1).is_none().then_some(())).await;
+    assert_eq!(metric(&node, count).await, Some(2.0));
 }
 
 #[tokio::test]

@@ -48,6 +48,37 @@ fn an_enrolment_is_one_patch_whatever_is_seen_meanwhile() {
 }
 
 #[test]
+fn whoever_waits_for_a_status_is_told_when_the_api_has_it() {
+    let (book, now) = (Book::new(RETRY), Instant::now());
+    book.seen(&pod("u", 1, None), false);
+    book.want(&uid("u"), true);
+    let mut written = book.written(&uid("u")).unwrap();
+    let (failed, _) = book.due(now, 8);
+    book.patched(&failed[0], Patched::Failed(None), now);
+    assert!(written.try_recv().is_err(), "a patch that failed");
+    let (done, _) = book.due(now + RETRY.1, 8);
+    book.patched(&done[0], Patched::Done(2), now);
+    written.try_recv().unwrap();
+    assert!(book.written(&uid("u")).is_none(), "it is there");
+
+    // The answer was lost, but the watch tells that it was written.
+    book.want(&uid("u"), false);
+    let mut withdrawn = book.written(&uid("u")).unwrap();
+    book.seen(&pod("u", 3, None), false);
+    withdrawn.try_recv().unwrap();
+
+    // What is wanted no longer is never told.
+    book.want(&uid("u"), true);
+    let mut given_up = book.written(&uid("u")).unwrap();
+    book.want(&uid("u"), false);
+    book.want(&uid("u"), true);
+    assert!(matches!(
+        given_up.try_recv(),
+        Err(oneshot::error::TryRecvError::Closed)
+    ));
+}
+
+#[test]
 fn on_off_on_while_a_patch_is_under_way_ends_as_it_should() {
     let (book, now) = (Book::new(RETRY), Instant::now());
     book.seen(&pod("u", 1, None), false);
