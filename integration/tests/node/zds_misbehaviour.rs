@@ -130,14 +130,31 @@ fn pods_added_before_any_proxy_are_each_given_once() {
 
 #[test]
 fn a_socket_that_nobody_ever_connected_to_is_described() {
+    const LABEL: &str = "system_u:object_r:container_file_t:s0:c1,c2";
     let mesh = node_without_proxy().unwrap();
-    let described = mesh.node_status().unwrap().zds_socket;
-    for part in [
-        mesh.run.zds_socket().display().to_string().as_str(),
-        "mode 0660",
-        "owner 64807:",
-        "0 peers ever connected for ",
-    ] {
-        assert!(described.contains(part), "{part:?} is not in {described:?}");
-    }
+    let socket = mesh.run.zds_socket();
+    let path = socket.display().to_string();
+    let has = |label: &str| {
+        let described = mesh.node_status().unwrap().zds_socket;
+        for part in [
+            &path,
+            "mode 0660",
+            "owner 64807:",
+            "0 peers ever connected for ",
+            label,
+        ] {
+            assert!(described.contains(part), "{part:?} is not in {described:?}");
+        }
+    };
+    has("no SELinux label");
+    // As SELinux would; a file system keeps it without a policy too. The kernel ends it with a zero byte.
+    let value = [LABEL.as_bytes(), b"\0"].concat();
+    rustix::fs::setxattr(
+        &socket,
+        "security.selinux",
+        &value,
+        rustix::fs::XattrFlags::empty(),
+    )
+    .unwrap();
+    has(&format!("label {LABEL}"));
 }

@@ -25,6 +25,9 @@ use crate::zds::{ServerStatus, Zds};
 #[derive(Debug, Clone, Default)]
 pub struct Problems(Arc<Mutex<Vec<Problem>>>);
 
+/// Where the kernel keeps a file's label.
+const SELINUX_LABEL: &str = "security.selinux";
+
 /// More problems than anybody reads.
 const MAX_PROBLEMS: usize = 256;
 
@@ -191,16 +194,17 @@ fn problem_to_pb(problem: Problem) -> ManifestProblem {
     }
 }
 
-/// Path, mode and owner as the file system has them now, and whether anybody has ever connected.
+/// Path, mode, owner and label as the file system has them now, and whether anybody has ever connected.
 fn describe_socket(path: &Path, status: &ServerStatus) -> String {
     use std::fmt::Write;
     use std::os::unix::fs::MetadataExt;
     let file = match std::fs::metadata(path) {
         Ok(metadata) => format!(
-            "mode {:04o}, owner {}:{}",
+            "mode {:04o}, owner {}:{}, {}",
             metadata.mode() & 0o7777,
             metadata.uid(),
-            metadata.gid()
+            metadata.gid(),
+            describe_label(path)
         ),
         Err(error) => format!("not there: {error}"),
     };
@@ -216,4 +220,18 @@ fn describe_socket(path: &Path, status: &ServerStatus) -> String {
         let _ = write!(text, "; a peer spoke version {version}, ours is 1");
     }
     text
+}
+
+/// A policy may keep ztunnel from a socket that mode and owner let it connect to.
+fn describe_label(path: &Path) -> String {
+    use rustix::io::Errno;
+    let mut label = [0; 1024];
+    match rustix::fs::getxattr(path, SELINUX_LABEL, label.as_mut_slice()) {
+        Ok(length) => {
+            let label = String::from_utf8_lossy(&label[..length]);
+            format!("label {}", label.trim_end_matches('\0'))
+        }
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => "no SELinux label".to_owned(),
+        Err(error) => format!("label not readable: {error}"),
+    }
 }

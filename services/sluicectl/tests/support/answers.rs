@@ -186,7 +186,9 @@ pub(crate) fn sick() -> Answers {
     node.not_ready_because = vec!["no ready proxy connection".into(), "opener not connected".into()];
     node.zds.clear();
     node.zds_socket =
-        "listening at /run/sluice/ztunnel/ztunnel.sock (mode 0600), nobody ever connected for 42 s".into();
+        "/run/sluice/ztunnel/ztunnel.sock: listening, 0 peers ever connected for 42 s; mode 0660, owner 64807:0, \
+         label system_u:object_r:container_file_t:s0"
+            .into();
     (node.pods, node.pods_expected, node.pods_broken) = (3, 2, 1);
     node.source_problems = vec![ManifestProblem {
         file: "pods/bad.yaml".into(),
