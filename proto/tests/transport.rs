@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use sluice_proto::transport::descriptors::{MAX_DESCRIPTORS, TransportError};
 use sluice_proto::transport::preamble::{self, PREAMBLE_DEADLINE, PreambleStream};
 use sluice_proto::transport::seqpacket::{MAX_MESSAGE, SeqpacketConnection, SeqpacketListener};
-use sluice_proto::transport::uds::{Peer, PeerPolicy, bind_stream};
+use sluice_proto::transport::uds::{Peer, PeerPolicy, bind_stream, check_free};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 fn file_with(text: &str) -> std::fs::File {
@@ -261,4 +261,40 @@ fn only_listed_uids_are_served() {
         refused,
         "peer with uid 8 (pid 2) is refused: allowed are the uids [0, 7]"
     );
+}
+
+#[tokio::test]
+async fn a_path_is_free_exactly_while_nobody_listens_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let found = |name: &str| {
+        let error = check_free(&path(name)).unwrap_err();
+        assert_eq!(error.source.kind(), std::io::ErrorKind::AddrInUse);
+        format!("{error}: {}", error.source)
+    };
+    check_free(&path("nothing")).unwrap();
+    std::fs::write(path("file"), "").unwrap();
+    check_free(&path("file")).unwrap();
+    let stream = bind_stream(&path("stream"), 0o600, None).unwrap();
+    let packets = SeqpacketListener::bind(&path("packets"), 0o600, None).unwrap();
+    let datagrams = std::os::unix::net::UnixDatagram::bind(path("datagrams")).unwrap();
+    let us = format!(
+        "process {} (uid {}) listens there",
+        std::process::id(),
+        nix::unistd::getuid()
+    );
+    for name in ["stream", "packets"] {
+        let text = found(name);
+        assert!(
+            text.contains(&us) && text.contains(&*path(name).to_string_lossy()),
+            "{text}"
+        );
+    }
+    // Datagrams have no connection whose other end could be asked for.
+    assert!(found("datagrams").contains("cannot be seen"));
+    drop((stream, packets, datagrams));
+    for name in ["stream", "packets", "datagrams"] {
+        assert!(path(name).exists());
+        check_free(&path(name)).unwrap();
+    }
 }

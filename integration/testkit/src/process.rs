@@ -279,6 +279,18 @@ impl Process {
         self.start_again()
     }
 
+    /// Starts the same once more beside it, and waits until that one has ended.
+    pub fn rival(&self, within: Duration) -> anyhow::Result<ExitStatus> {
+        let mut rival = self.spawn.launch()?;
+        let what = format!("a second {} ends", self.name());
+        let ended = poll_until(&what, within, || rival.try_wait().ok().flatten());
+        if ended.is_err() {
+            rival.kill()?;
+            rival.wait()?;
+        }
+        Ok(ended?)
+    }
+
     /// Starts it again after it ended.
     pub fn start_again(&self) -> anyhow::Result<()> {
         anyhow::ensure!(!self.is_running(), "{} still runs", self.name());

@@ -28,6 +28,7 @@ mod leave;
 mod leave_gone;
 mod named_api;
 mod observe;
+mod occupied;
 mod privileges;
 mod probes;
 mod restart;

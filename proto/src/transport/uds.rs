@@ -5,6 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
 /// Who may connect to a socket. The mode is the first gate, [`PeerPolicy::check`] the second.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerPolicy {
@@ -77,6 +80,51 @@ pub struct BindError {
     /// Why it failed.
     #[source]
     pub source: std::io::Error,
+}
+
+/// Why a path is not free.
+#[derive(Debug, thiserror::Error)]
+enum Occupied {
+    #[error("process {} (uid {}) listens there", .0.pid, .0.uid)]
+    By(Peer),
+    #[error("a process that cannot be seen from here listens there")]
+    Unseen,
+}
+
+/// Fails if somebody listens at `path`. [`bind_at`] would take the path from a listener, and two processes would go on
+/// with one task; for all but sockets that are meant to be taken over this is asked first.
+///
+/// It is found out by connecting: a listener sees a peer that hangs up at once.
+pub fn check_free(path: &Path) -> Result<(), BindError> {
+    let Some(occupied) = occupied(path) else {
+        return Ok(());
+    };
+    Err(BindError {
+        action: "bind",
+        path: path.to_owned(),
+        source: std::io::Error::new(std::io::ErrorKind::AddrInUse, occupied),
+    })
+}
+
+fn occupied(path: &Path) -> Option<Occupied> {
+    let address = SocketAddrUnix::new(path).ok()?;
+    for kind in [SocketType::STREAM, SocketType::SEQPACKET, SocketType::DGRAM] {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).ok()?;
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) => {
+                let owner = Peer::of(&socket).ok().filter(|owner| owner.pid > 0);
+                return Some(owner.map_or(Occupied::Unseen, Occupied::By));
+            }
+            // A socket of another type.
+            Err(Errno::PROTOTYPE) => {}
+            // More wait than it has room for.
+            Err(Errno::AGAIN) => return Some(Occupied::Unseen),
+            // Nothing is there, or nobody any more.
+            Err(_) => return None,
+        }
+    }
+    None
 }
 
 /// Makes a socket at `path` appear with its mode and group in one step: `bind` is called with a temporary name in

@@ -11,6 +11,7 @@ pub mod health;
 mod http;
 pub mod lifecycle;
 pub mod metrics;
+mod port;
 pub mod reconcile;
 pub mod registry;
 pub mod service;

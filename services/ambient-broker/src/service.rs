@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use sluice_proto::paths::RunDir;
 use sluice_proto::transport::seqpacket::SeqpacketListener;
-use sluice_proto::transport::uds::{BindError, PeerPolicy, bind_stream};
+use sluice_proto::transport::uds::{BindError, PeerPolicy, bind_stream, check_free};
 use sluice_selection::SelectionConfig;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{mpsc, oneshot};
@@ -26,6 +26,7 @@ use crate::health::Health;
 use crate::http::Monitoring;
 use crate::lifecycle::{Node, NodeFacts};
 use crate::metrics::Metrics;
+use crate::port::PortOwner;
 use crate::reconcile::{Event, Settings};
 use crate::registry::Registry;
 use crate::serving::{serve_node, serve_tcp, serve_unix, serve_workloads};
@@ -67,10 +68,12 @@ pub enum StartError {
     #[error(transparent)]
     Bind(#[from] BindError),
     /// The TCP socket.
-    #[error("cannot listen on {address}")]
+    #[error("cannot listen on {address}{owner}")]
     Listen {
         /// Where.
         address: std::net::SocketAddr,
+        /// Who has the port.
+        owner: PortOwner,
         /// Why.
         #[source]
         source: std::io::Error,
@@ -245,14 +248,23 @@ async fn finish(tasks: &TaskTracker, end: &CancellationToken, queries: &mpsc::Se
     }
 }
 
+/// The sockets for ztunnel and for Istio's plugin are taken over from whoever has them; that is how a node is moved from
+/// Istio's agent to us. The others are ours alone.
 async fn bind(config: &Config, zds: &Zds) -> Result<Listeners, StartError> {
     let run = &config.run;
+    for socket in [run.workload_socket(), run.http_socket(), run.node_socket()] {
+        check_free(&socket)?;
+    }
     let tcp = match config.listen {
         None => None,
         Some(address) => Some(
             TcpListener::bind(address)
                 .await
-                .map_err(|source| StartError::Listen { address, source })?,
+                .map_err(|source| StartError::Listen {
+                    address,
+                    owner: PortOwner::of(address.port()),
+                    source,
+                })?,
         ),
     };
     let compatibility = match config.istio_cni {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use sluice_proto::paths::RunDir;
-use sluice_proto::transport::uds::{BindError, bind_stream};
+use sluice_proto::transport::uds::{BindError, bind_stream, check_free};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::watch;
 
@@ -45,7 +45,9 @@ pub(crate) fn serve(
     run: &RunDir,
     health: watch::Receiver<Health>,
 ) -> Result<impl Future<Output = ()> + use<>, BindError> {
-    let listener = bind_stream(&socket(run), 0o600, None)?;
+    let socket = socket(run);
+    check_free(&socket)?;
+    let listener = bind_stream(&socket, 0o600, None)?;
     Ok(async move {
         loop {
             let Ok((mut stream, _)) = listener.accept().await else {

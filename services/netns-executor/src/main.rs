@@ -33,6 +33,7 @@ fn serve(config: Config) -> anyhow::Result<()> {
     let descriptors = limits::raise_open_files().context("cannot raise the open-files limit")?;
     tracing::info!(descriptors, "open-files limit");
     start::make_directories(&config)?;
+    start::check_alone(&config.run)?;
     privileges::drop_to(&[Capability::CAP_NET_ADMIN]).context("cannot drop privileges")?;
     seccomp::install_compiled(sluice_netns_executor::seccomp::EXECUTOR)
         .context("cannot install the seccomp filter")?;

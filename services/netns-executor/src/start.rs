@@ -12,6 +12,7 @@ use sluice_proto::pb::cni::StatusRequest;
 use sluice_proto::pb::cni::cni_service_client::CniServiceClient;
 use sluice_proto::transport::grpc::{UdsChannel, origin};
 use sluice_proto::transport::preamble;
+use sluice_proto::transport::uds::check_free;
 use sluice_proto::wanted::Wanted;
 use tokio::runtime::{Builder, Runtime};
 
@@ -64,6 +65,20 @@ fn make_directory(directory: &Path, mode: u32, group: Option<u32>) -> std::io::R
     }
     // After chown, which clears the set-group-ID bit; also because of the umask.
     std::fs::set_permissions(directory, Permissions::from_mode(mode))
+}
+
+/// Fails if another executor serves here: two with one table of sandboxes would undo each other's work. Call it before
+/// the seccomp filter, under which nobody can be dialled.
+pub fn check_alone(run: &RunDir) -> anyhow::Result<()> {
+    for socket in [
+        run.cni_socket(),
+        run.executor_socket(),
+        run.descriptor_socket(),
+        run.opener_socket(),
+    ] {
+        check_free(&socket)?;
+    }
+    Ok(())
 }
 
 fn runtime() -> anyhow::Result<Runtime> {

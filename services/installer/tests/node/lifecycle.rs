@@ -86,6 +86,23 @@ fn an_upgrade_or_reboot_leaves_everything_where_it_is() {
 }
 
 #[test]
+fn a_second_installer_ends_and_the_first_goes_on() {
+    let node = Node::new();
+    let _broker = node.broker();
+    let first = node.start_ready();
+    let mut second = node.start();
+    assert_eq!(second.wait(SOON).code(), Some(1));
+    let log = node.log_text();
+    let owner = format!("installer.sock: process {} (uid 0) listens there", first.pid());
+    assert!(log.contains(&owner), "{log}");
+    fs::remove_file(node.installed()).unwrap();
+    wait_for("the first mends", SOON, || {
+        node.installed().exists().then_some(())
+    });
+    node.wait_ready();
+}
+
+#[test]
 fn a_broker_that_says_nothing_at_the_end_leaves_everything_where_it_is() {
     let node = Node::new().args(&["--shutdown-seconds", "1"]);
     let _broker = node.broker();
