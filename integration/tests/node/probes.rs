@@ -1,5 +1,6 @@
 //! The host's probes reach enrolled pods from a source the pods know, whatever happens to the host's rules.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +11,7 @@ use sluice_integration::manifests::PodOptions;
 use sluice_integration::mesh::{Mesh, MeshOptions};
 use sluice_integration::rule_monitor::RuleMonitor;
 use sluice_integration::scene::{APP_PORT, PATIENCE, Scene, mesh_pod};
+use sluice_integration::uds_http::get;
 use sluice_proto::pb::workload::PodState;
 use sluice_testkit::netns::{Netns, Place};
 use sluice_testkit::node::Node;
@@ -22,6 +24,14 @@ use sluice_testkit::wait::{poll_true, poll_until};
 /// The source addresses of probes, as Istio's agent uses them.
 const PROBE_V4: &str = "169.254.7.127";
 const PROBE_V6: &str = "fd16:9254:7127:1337:ffff:ffff:ffff:ffff";
+/// What repairs of host rules are counted by, in alphabetical order.
+const REASONS: [&str; 5] = [
+    "addresses-missing",
+    "leftovers",
+    "rules-changed",
+    "table-changed",
+    "table-missing",
+];
 /// Host rules are back by then.
 const BOUND: Duration = Duration::from_secs(5);
 
@@ -122,12 +132,34 @@ fn an_address_stays_in_the_probe_set_through_restarts_although_the_api_lists_non
     .unwrap();
 }
 
+/// How often host rules were repaired, by what was found.
+fn repairs(mesh: &Mesh) -> BTreeMap<String, u64> {
+    let text = get(&mesh.run.http_socket(), "/metrics").unwrap().body;
+    let counter = |line: &str| {
+        let (reason, value) = line
+            .strip_prefix("host_rules_repaired_total{reason=\"")?
+            .split_once("\"} ")?;
+        Some((reason.to_owned(), value.parse().unwrap()))
+    };
+    text.lines().filter_map(counter).collect()
+}
+
+/// Chain and handle of a rule of ours, as nft names it.
+fn first_rule(host: &Netns) -> String {
+    let table = ["-j", "-a", "list", "table", "inet", "sluice-host"];
+    let listed = json(&Place::from(host), "nft", &table).unwrap();
+    let objects = listed["nftables"].as_array().unwrap();
+    let rule = objects.iter().find_map(|object| object.get("rule")).unwrap();
+    format!("{} handle {}", rule["chain"].as_str().unwrap(), rule["handle"])
+}
+
 #[test]
-fn host_rules_that_others_remove_are_back_within_five_seconds_and_counted() {
+fn host_rules_that_others_change_are_back_within_five_seconds_and_counted_by_what_was_found() {
     let scene = Scene::start().unwrap();
     let host = scene.mesh.node().netns().clone();
     probe_works(scene.mesh.node(), &scene.server);
-    let repaired = || scene.mesh.node_status().unwrap().executor.unwrap().repaired_host;
+    let repaired = || repairs(&scene.mesh);
+    assert!(repaired().keys().map(String::as_str).eq(REASONS));
     let our_table = || {
         text(
             &Place::from(&host),
@@ -137,42 +169,26 @@ fn host_rules_that_others_remove_are_back_within_five_seconds_and_counted() {
         )
     };
     let before = our_table().unwrap();
-    let damages: [&dyn Fn(); 3] = [
-        &|| nft(&host, "delete table inet sluice-host"),
-        &|| nft(&host, "flush ruleset"),
-        &|| {
-            let ruleset = json(
-                &Place::from(&host),
-                "nft",
-                &["-j", "-a", "list", "table", "inet", "sluice-host"],
-            )
-            .unwrap();
-            let rule = ruleset["nftables"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .find_map(|object| object.get("rule"))
-                .cloned()
-                .unwrap();
-            nft(
-                &host,
-                &format!(
-                    "delete rule inet sluice-host {} handle {}",
-                    rule["chain"].as_str().unwrap(),
-                    rule["handle"]
-                ),
-            );
-        },
+    let delete_rule = format!("delete rule inet sluice-host {}", first_rule(&host));
+    let damages = [
+        ("rules-changed", delete_rule.as_str()),
+        ("table-missing", "delete table inet sluice-host"),
+        ("table-missing", "flush ruleset"),
+        ("table-changed", "add chain inet sluice-host others"),
+        ("table-changed", "add table inet sluice-host { flags dormant ; }"),
+        ("addresses-missing", "flush set inet sluice-host probes-v4"),
     ];
-    for damage in damages {
-        let counted = repaired();
-        damage();
+    for (reason, damage) in damages {
+        let mut expected = repaired();
+        *expected.get_mut(reason).unwrap() += 1;
+        nft(&host, damage);
         poll_true("host rules are back", BOUND, || {
             our_table().is_ok_and(|now| now == before)
         })
         .unwrap();
         probe_works(scene.mesh.node(), &scene.server);
-        poll_true("the repair is counted", BOUND, || repaired() > counted).unwrap();
+        poll_true("the repair is counted", BOUND, || repaired() == expected)
+            .unwrap_or_else(|late| panic!("{reason}: {late}: {:?}, expected {expected:?}", repaired()));
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use sluice_proto::pb::executor::Repaired;
 use sluice_proto::pb::executor::sandbox_event::Event;
 
+use crate::kernel::HostDamage;
 use crate::node::Node;
 use crate::pool;
 use crate::sandbox::registry::Handle;
@@ -86,10 +87,11 @@ pub async fn watch_host(node: Arc<Node>) {
         interval.tick().await;
         pass += 1;
         match node.probes.examine(pass.is_multiple_of(turns)).await {
-            Ok(mended) if mended.is_empty() => failing = false,
             Ok(mended) => {
                 failing = false;
-                tell_host_repaired(&node, mended);
+                if let Some(worst) = mended.worst {
+                    tell_host_repaired(&node, worst, mended.lines);
+                }
             }
             Err(failure) => {
                 if !std::mem::replace(&mut failing, true) {
@@ -101,9 +103,9 @@ pub async fn watch_host(node: Arc<Node>) {
 }
 
 /// The host's rules were mended.
-pub fn tell_host_repaired(node: &Node, differences: Vec<String>) {
-    tracing::warn!(target: "audit", ?differences, "host rules repaired");
-    node.metrics.repaired_host();
+pub fn tell_host_repaired(node: &Node, worst: HostDamage, differences: Vec<String>) {
+    tracing::warn!(target: "audit", reason = worst.label(), ?differences, "host rules repaired");
+    node.metrics.repaired_host(worst);
     node.hub.tell(&Event::Repaired(Repaired {
         attachment: None,
         differences,

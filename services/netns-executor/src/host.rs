@@ -6,7 +6,7 @@
 pub mod probe_set;
 
 use crate::netlink::error::NetlinkError;
-use crate::netlink::table::{self, EncodedRuleSet};
+use crate::netlink::table::{self, Difference, EncodedRuleSet};
 use crate::netlink::{NetfilterSocket, PodSockets, RouteSocket};
 use crate::rules::{HostOptions, RuleSet};
 
@@ -33,8 +33,8 @@ impl From<PodSockets> for HostSockets {
 pub struct Outcome {
     /// Whether anything was changed.
     pub changed: bool,
-    /// What was not as it should be, one line a difference.
-    pub differences: Vec<String>,
+    /// What was not as it should be.
+    pub found: Difference,
 }
 
 /// Makes the host's table what it should be; sets of the right type keep their elements, and what is right already is
@@ -43,9 +43,9 @@ pub struct Outcome {
 /// A table that was missing altogether comes back with empty sets: [`probe_set::sync`] fills them.
 pub fn ensure(host: &HostSockets, options: &HostOptions) -> Result<Outcome, NetlinkError> {
     let wanted = EncodedRuleSet::new(RuleSet::host(options));
-    let differences = table::difference(&host.netfilter, &wanted)?;
-    let changed = !differences.is_empty() && table::converge(&host.netfilter, &wanted)?;
-    Ok(Outcome { changed, differences })
+    let found = table::difference(&host.netfilter, &wanted)?;
+    let changed = found.damage.is_some() && table::converge(&host.netfilter, &wanted)?;
+    Ok(Outcome { changed, found })
 }
 
 /// Removes the host's table and all in it; false if there was none.

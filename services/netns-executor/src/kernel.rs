@@ -68,11 +68,68 @@ pub fn rules_as_text(desired: &Desired) -> Vec<String> {
     RuleSet::for_desired(desired).lines()
 }
 
+/// What was found wrong with the host's rules, worst first. Labels of a metric: the set is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum HostDamage {
+    /// Our table is not there.
+    TableMissing,
+    /// The table is switched off; chains or sets are missing, other than declared or not ours.
+    TableChanged,
+    /// Rules are missing or not ours.
+    RulesChanged,
+    /// Addresses of pods are missing in the sets.
+    AddressesMissing,
+    /// Rules of an earlier agent were still there.
+    Leftovers,
+}
+
+impl HostDamage {
+    /// All there are.
+    pub const ALL: [Self; 5] = [
+        Self::TableMissing,
+        Self::TableChanged,
+        Self::RulesChanged,
+        Self::AddressesMissing,
+        Self::Leftovers,
+    ];
+
+    /// As the metric names it.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::TableMissing => "table-missing",
+            Self::TableChanged => "table-changed",
+            Self::RulesChanged => "rules-changed",
+            Self::AddressesMissing => "addresses-missing",
+            Self::Leftovers => "leftovers",
+        }
+    }
+}
+
+/// What was mended in the host's namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Mended {
+    /// The worst of it; `None`: all was right.
+    pub worst: Option<HostDamage>,
+    /// One line each.
+    pub lines: Vec<String>,
+}
+
+impl Mended {
+    /// Adds what was found of one kind; no lines: nothing was.
+    pub fn add(&mut self, damage: HostDamage, lines: impl IntoIterator<Item = String>) {
+        let before = self.lines.len();
+        self.lines.extend(lines);
+        if self.lines.len() > before {
+            self.worst = Some(self.worst.map_or(damage, |worst| worst.min(damage)));
+        }
+    }
+}
+
 /// The host's network namespace: probe rules and probe address sets.
 pub trait HostNetns: Send {
-    /// Makes rules and address sets right; returns what was mended, one line each. Addresses that are in the sets
-    /// and not in `probes` stay.
-    fn ensure(&mut self, probes: &[IpAddr]) -> Result<Vec<String>, Failure>;
+    /// Makes rules and address sets right; returns what was mended. Addresses that are in the sets and not in `probes`
+    /// stay.
+    fn ensure(&mut self, probes: &[IpAddr]) -> Result<Mended, Failure>;
 
     /// Whether anything may have changed since our last own change; cheap.
     fn moved(&mut self) -> Result<bool, Failure>;

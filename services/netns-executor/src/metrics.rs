@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sluice_proto::pb::executor;
 
-use crate::kernel::Tracked;
+use crate::kernel::{HostDamage, Tracked};
 
 /// Upper bounds of the histograms' buckets, in seconds; the last bucket has none.
 pub const BOUNDS: [f64; 12] = [
@@ -60,7 +60,7 @@ pub struct Metrics {
     refused_descriptors: Mutex<BTreeMap<&'static str, u64>>,
     refused_peers: Mutex<BTreeMap<&'static str, u64>>,
     repaired_pods: AtomicU64,
-    repaired_host: AtomicU64,
+    repaired_host: Mutex<BTreeMap<HostDamage, u64>>,
     tracked_connections: Mutex<BTreeMap<&'static str, u64>>,
     unlisted_enrolments: AtomicU64,
 }
@@ -94,9 +94,10 @@ impl Metrics {
         self.repaired_pods.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The host's rules were repaired.
-    pub fn repaired_host(&self) {
-        self.repaired_host.fetch_add(1, Ordering::Relaxed);
+    /// The host's rules were repaired; this was the worst of what was found.
+    pub fn repaired_host(&self, worst: HostDamage) {
+        let mut repaired = self.repaired_host.lock().unwrap_or_else(PoisonError::into_inner);
+        *repaired.entry(worst).or_default() += 1;
     }
 
     /// Conntrack was told of a running pod's connections.
@@ -118,7 +119,16 @@ impl Metrics {
     /// Writes everything into a status.
     pub fn report(&self, status: &mut executor::NodeStatusResponse) {
         status.repaired_pods = self.repaired_pods.load(Ordering::Relaxed);
-        status.repaired_host = self.repaired_host.load(Ordering::Relaxed);
+        let repaired = self.repaired_host.lock().unwrap_or_else(PoisonError::into_inner);
+        // A counter is there before it counts: nobody notices the step from nothing to one.
+        status.host_repairs = HostDamage::ALL
+            .into_iter()
+            .map(|damage| executor::Counter {
+                label: damage.label().to_owned(),
+                value: repaired.get(&damage).copied().unwrap_or_default(),
+            })
+            .collect();
+        status.repaired_host = repaired.values().sum();
         status.refused_descriptors = counters(&self.refused_descriptors);
         status.refused_peers = counters(&self.refused_peers);
         status.tracked_connections = counters(&self.tracked_connections);
@@ -160,6 +170,35 @@ fn counters(counters: &Mutex<BTreeMap<&'static str, u64>>) -> Vec<executor::Coun
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::Mended;
+
+    #[test]
+    fn a_repair_of_the_host_counts_once_for_the_worst_that_was_found() {
+        let metrics = Metrics::default();
+        let mut mended = Mended::default();
+        mended.add(HostDamage::Leftovers, Vec::new());
+        assert_eq!(mended.worst, None, "nothing was found");
+        for damage in [
+            HostDamage::AddressesMissing,
+            HostDamage::RulesChanged,
+            HostDamage::Leftovers,
+        ] {
+            mended.add(damage, [damage.label().to_owned()]);
+        }
+        assert_eq!(mended.lines.len(), 3);
+        metrics.repaired_host(mended.worst.unwrap());
+        let mut status = executor::NodeStatusResponse::default();
+        metrics.report(&mut status);
+        assert_eq!(status.repaired_host, 1);
+        for counter in &status.host_repairs {
+            assert_eq!(
+                counter.value,
+                u64::from(counter.label == "rules-changed"),
+                "{counter:?}"
+            );
+        }
+        assert_eq!(status.host_repairs.len(), HostDamage::ALL.len());
+    }
 
     #[test]
     fn buckets_are_cumulative_and_end_with_all() {

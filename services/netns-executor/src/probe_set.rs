@@ -14,7 +14,7 @@ use sluice_proto::sandbox::Failure;
 
 use tokio::sync::watch;
 
-use crate::kernel::HostNetns;
+use crate::kernel::{HostNetns, Mended};
 use crate::pool::{self, COMPONENT};
 use crate::reaper::Reaper;
 use crate::table::TableError;
@@ -107,7 +107,7 @@ impl ProbeSet {
     }
 
     /// The host's namespace is at hand: makes rules and sets right. Returns what was mended.
-    pub async fn attach(&self, host: Box<dyn HostNetns>) -> Result<Vec<String>, Failure> {
+    pub async fn attach(&self, host: Box<dyn HostNetns>) -> Result<Mended, Failure> {
         let reaper = self.reaper.clone();
         let attached = self
             .with(move |inner| {
@@ -157,15 +157,15 @@ impl ProbeSet {
     }
 
     /// Looks whether the host's rules moved, and mends them. `full`: even if they did not. Returns what was mended.
-    pub async fn examine(&self, full: bool) -> Result<Vec<String>, Failure> {
+    pub async fn examine(&self, full: bool) -> Result<Mended, Failure> {
         self.with(move |inner| {
             let Some(host) = inner.host.as_mut() else {
-                return Ok(Vec::new());
+                return Ok(Mended::default());
             };
             if full || !inner.differences.is_empty() || !inner.forgotten.is_empty() || host.moved()? {
                 inner.ensure()
             } else {
-                Ok(Vec::new())
+                Ok(Mended::default())
             }
         })
         .await
@@ -221,9 +221,9 @@ impl Inner {
         })
     }
 
-    fn ensure(&mut self) -> Result<Vec<String>, Failure> {
+    fn ensure(&mut self) -> Result<Mended, Failure> {
         if self.retired {
-            return Ok(Vec::new());
+            return Ok(Mended::default());
         }
         let addresses: Vec<_> = self.owners.iter().map(|(address, _)| address).collect();
         let mut outcome = self.host()?.ensure(&addresses);

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use sluice_netns_executor::host::{self, HostSockets, probe_set};
 use sluice_netns_executor::netlink::conntrack::redirected_connections;
+use sluice_netns_executor::netlink::table::TableDamage;
 use sluice_netns_executor::netlink::{apply, link};
 use sluice_netns_executor::preflight::preflight;
 use sluice_netns_executor::rules::HostOptions;
@@ -57,23 +58,30 @@ fn what_is_right_is_not_touched_and_damage_is_mended() {
     let netns = Netns::new();
     let (host, options) = (host_sockets(&netns), HostOptions::default());
     let first = host::ensure(&host, &options).unwrap();
-    assert!(first.changed && !first.differences.is_empty());
+    assert!(first.changed && first.found.damage == Some(TableDamage::Missing));
     probe_set::add(&host, &options, &[POD_V4, POD_V6]).unwrap();
     let (state, generation) = (netns.state(), host::generation(&host).unwrap());
     for _ in 0..3 {
         assert_eq!(host::ensure(&host, &options).unwrap(), host::Outcome::default());
     }
     assert_eq!(host::generation(&host).unwrap(), generation);
-    for damage in [
-        "nft flush chain inet sluice-host postrouting",
-        "nft insert rule inet sluice-host postrouting accept",
-        "nft flush chain inet sluice-host postrouting; nft delete chain inet sluice-host postrouting",
-        "nft add chain inet sluice-host others",
+    for (damage, found) in [
+        ("nft flush chain inet sluice-host postrouting", TableDamage::Rules),
+        (
+            "nft insert rule inet sluice-host postrouting accept",
+            TableDamage::Rules,
+        ),
+        (
+            "nft flush chain inet sluice-host postrouting; nft delete chain inet sluice-host postrouting",
+            TableDamage::Changed,
+        ),
+        ("nft add chain inet sluice-host others", TableDamage::Changed),
     ] {
         netns.sh(damage);
         assert_ne!(host::generation(&host).unwrap(), generation);
         let mended = host::ensure(&host, &options).unwrap();
-        assert!(mended.changed && !mended.differences.is_empty(), "{damage}");
+        assert!(mended.changed && !mended.found.lines.is_empty(), "{damage}");
+        assert_eq!(mended.found.damage, Some(found), "{damage}");
         assert_eq!(
             netns.state(),
             state,

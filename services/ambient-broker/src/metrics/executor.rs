@@ -18,23 +18,20 @@ pub(crate) fn render(status: &NodeStatusResponse) -> Result<String, fmt::Error> 
     }
     head(
         &mut text,
-        "host_rules_repaired",
-        "counter",
-        "How often host rules were found damaged and mended",
-    )?;
-    writeln!(
-        text,
-        "host_rules_repaired_total{{reason=\"drift\"}} {}",
-        status.repaired_host
-    )?;
-    head(
-        &mut text,
         "pod_rules_repaired",
         "counter",
         "How often a pod's rules were found damaged and mended",
     )?;
     writeln!(text, "pod_rules_repaired_total {}", status.repaired_pods)?;
     for (name, label, help, counters) in [
+        (
+            "host_rules_repaired",
+            "reason",
+            "How often host rules were found damaged and mended, by the worst that was found: table-missing, \
+             table-changed (switched off, or chains or sets not as declared), rules-changed, addresses-missing (in the \
+             sets), leftovers (of an earlier agent)",
+            &status.host_repairs,
+        ),
         (
             "executor_refused_descriptors",
             "reason",
@@ -134,7 +131,10 @@ mod tests {
     fn figures_are_valid_lines_with_their_labels() {
         let status = NodeStatusResponse {
             sandboxes: 3,
-            repaired_host: 2,
+            host_repairs: vec![Counter {
+                label: "rules-changed".into(),
+                value: 2,
+            }],
             refused_peers: vec![Counter {
                 label: "cni".into(),
                 value: 1,
@@ -157,7 +157,7 @@ mod tests {
             "executor_add_seconds_bucket{stage=\"rules\",le=\"0.5\"} 1",
             "executor_add_seconds_bucket{stage=\"rules\",le=\"+Inf\"} 2",
             "executor_add_seconds_count{stage=\"rules\"} 2",
-            "host_rules_repaired_total{reason=\"drift\"} 2",
+            "host_rules_repaired_total{reason=\"rules-changed\"} 2",
             "executor_refused_peers_total{socket=\"cni\"} 1",
             "executor_tracked_connections_total{outcome=\"made\"} 20",
             "executor_unlisted_enrolments_total 4",

@@ -11,7 +11,7 @@ use sluice_proto::id::InterfaceName;
 use sluice_proto::pb::executor::Feature;
 use sluice_proto::sandbox::{Failure, NetnsIdentity};
 
-use super::{Applied, HostNetns, Kernel, Netns, Opened, Tracked};
+use super::{Applied, HostDamage, HostNetns, Kernel, Mended, Netns, Opened, Tracked};
 use crate::descriptors::{DescriptorRefusal, NetnsInode};
 
 /// One namespace as the fake sees it.
@@ -202,14 +202,13 @@ impl Netns for Handle {
 struct HostHandle(FakeKernel);
 
 impl HostNetns for HostHandle {
-    fn ensure(&mut self, probes: &[IpAddr]) -> Result<Vec<String>, Failure> {
+    fn ensure(&mut self, probes: &[IpAddr]) -> Result<Mended, Failure> {
         let mut state = self.0.state();
         failing(&state, "ensure")?;
-        let mended = if std::mem::take(&mut state.host_damaged) {
-            vec!["table is missing".to_owned()]
-        } else {
-            Vec::new()
-        };
+        let mut mended = Mended::default();
+        if std::mem::take(&mut state.host_damaged) {
+            mended.add(HostDamage::TableMissing, ["table is missing".to_owned()]);
+        }
         state.probes.extend(probes);
         Ok(mended)
     }

@@ -6,8 +6,9 @@ use std::os::fd::OwnedFd;
 use sluice_proto::code::ErrorCode;
 use sluice_proto::sandbox::Failure;
 
-use super::HostNetns;
+use super::{HostDamage, HostNetns, Mended};
 use crate::host::{self, HostSockets, probe_set};
+use crate::netlink::table::TableDamage;
 use crate::pool::COMPONENT;
 use crate::rules::HostOptions;
 use crate::takeover::{self, LegacySockets, Scope};
@@ -26,6 +27,16 @@ pub(super) struct Host {
 fn failed(error: impl std::error::Error + 'static) -> Failure {
     let cause = sluice_runtime::telemetry::chain(&error);
     Failure::new(ErrorCode::ProbeSet, COMPONENT, "host probe rules", cause)
+}
+
+impl From<TableDamage> for HostDamage {
+    fn from(damage: TableDamage) -> Self {
+        match damage {
+            TableDamage::Missing => Self::TableMissing,
+            TableDamage::Changed => Self::TableChanged,
+            TableDamage::Rules => Self::RulesChanged,
+        }
+    }
 }
 
 impl Host {
@@ -59,27 +70,25 @@ impl Host {
         Ok(())
     }
 
-    fn take_over(&mut self) -> Result<Vec<String>, Failure> {
+    fn take_over(&mut self) -> Result<impl Iterator<Item = String> + use<>, Failure> {
         let found = takeover::remove(&self.sockets.netfilter, &self.legacy, Scope::Host).map_err(failed)?;
         for line in &found.foreign {
             tracing::warn!(line, "a foreign rule in a chain of Istio's agent stays");
         }
         self.taken_over = true;
-        Ok(found
-            .istio
-            .into_iter()
-            .map(|line| format!("taken over: {line}"))
-            .collect())
+        Ok(found.istio.into_iter().map(|line| format!("taken over: {line}")))
     }
 }
 
 impl HostNetns for Host {
-    fn ensure(&mut self, probes: &[IpAddr]) -> Result<Vec<String>, Failure> {
+    fn ensure(&mut self, probes: &[IpAddr]) -> Result<Mended, Failure> {
         self.generation = None;
         let before = host::generation(&self.sockets).map_err(failed)?;
-        let mut mended = host::ensure(&self.sockets, &self.options)
-            .map_err(failed)?
-            .differences;
+        let found = host::ensure(&self.sockets, &self.options).map_err(failed)?.found;
+        let mut mended = Mended::default();
+        if let Some(damage) = found.damage {
+            mended.add(damage.into(), found.lines);
+        }
         let members = self.members()?;
         let missing: Vec<_> = probes
             .iter()
@@ -88,17 +97,16 @@ impl HostNetns for Host {
             .collect();
         if !missing.is_empty() {
             self.add(&missing)?;
-            mended.extend(
-                missing
-                    .iter()
-                    .map(|address| format!("probe address {address} is missing")),
-            );
+            let lines = missing
+                .iter()
+                .map(|address| format!("probe address {address} is missing"));
+            mended.add(HostDamage::AddressesMissing, lines);
         }
         if !self.taken_over {
             // Only now: until here the old rules served the probes.
-            mended.extend(self.take_over()?);
+            mended.add(HostDamage::Leftovers, self.take_over()?);
         }
-        self.generation = mended.is_empty().then_some(before);
+        self.generation = mended.worst.is_none().then_some(before);
         Ok(mended)
     }
 

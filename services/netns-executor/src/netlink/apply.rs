@@ -158,7 +158,9 @@ pub fn generation(pod: &PodSockets) -> Result<u32, ApplyError> {
 ///
 /// What the kernel adds by itself is no difference, foreign rules in our table are, other tables are not looked at.
 pub fn read_back(pod: &PodSockets, desired: &Desired) -> Result<Vec<String>, ApplyError> {
-    let mut lines = table::difference(&pod.netfilter, &encoded(desired)).map_err(ApplyError::Read)?;
+    let mut lines = table::difference(&pod.netfilter, &encoded(desired))
+        .map_err(ApplyError::Read)?
+        .lines;
     lines.extend(read_back_routing(pod, desired)?);
     Ok(lines)
 }

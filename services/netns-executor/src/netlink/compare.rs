@@ -2,7 +2,7 @@
 
 use super::bytes::{Attributes, contains};
 use super::nft::{hook_number, kind_name, set_key};
-use super::table::{ChainState, EncodedRuleSet, TableState};
+use super::table::{ChainState, EncodedRuleSet, TableDamage, TableState};
 use crate::rules::Chain;
 
 const POLICY_ACCEPT: u32 = 1;
@@ -83,6 +83,13 @@ pub(super) fn compare(wanted: &EncodedRuleSet, state: &TableState) -> Comparison
 }
 
 impl Comparison {
+    pub(super) fn damage(&self) -> Option<TableDamage> {
+        if self.beyond_repair || self.structural {
+            return Some(TableDamage::Changed);
+        }
+        (!self.lines.is_empty()).then_some(TableDamage::Rules)
+    }
+
     fn missing(&mut self, line: String) {
         self.structural = true;
         self.lines.push(line);

@@ -235,14 +235,52 @@ pub fn generation(socket: &NetfilterSocket) -> Result<u32, NetlinkError> {
     )
 }
 
-/// How the table differs from what it should be, one line a difference.
-pub fn difference(socket: &NetfilterSocket, wanted: &EncodedRuleSet) -> Result<Vec<String>, NetlinkError> {
+/// What is wrong with a table, worst first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TableDamage {
+    /// It is not there.
+    Missing,
+    /// It is switched off or should not be there; chains or sets are missing, other than declared or not ours.
+    Changed,
+    /// Rules are missing or not ours.
+    Rules,
+}
+
+/// How a table differs from what it should be.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Difference {
+    /// The worst of it; `None`: it does not differ.
+    pub damage: Option<TableDamage>,
+    /// One line a difference.
+    pub lines: Vec<String>,
+}
+
+impl Difference {
+    fn one(damage: TableDamage, line: String) -> Self {
+        Self {
+            damage: Some(damage),
+            lines: vec![line],
+        }
+    }
+}
+
+/// How the table differs from what it should be.
+pub fn difference(socket: &NetfilterSocket, wanted: &EncodedRuleSet) -> Result<Difference, NetlinkError> {
     let table = wanted.rule_set.table;
     Ok(match (read_table(socket, table)?, wanted.rule_set.is_empty()) {
-        (None, true) => Vec::new(),
-        (None, false) => vec![format!("table inet {table} is missing")],
-        (Some(_), true) => vec![format!("table inet {table} should not exist")],
-        (Some(state), false) => compare(wanted, &state).lines,
+        (None, true) => Difference::default(),
+        (None, false) => Difference::one(TableDamage::Missing, format!("table inet {table} is missing")),
+        (Some(_), true) => Difference::one(
+            TableDamage::Changed,
+            format!("table inet {table} should not exist"),
+        ),
+        (Some(state), false) => {
+            let comparison = compare(wanted, &state);
+            Difference {
+                damage: comparison.damage(),
+                lines: comparison.lines,
+            }
+        }
     })
 }
 

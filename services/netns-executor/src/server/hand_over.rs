@@ -31,7 +31,7 @@ pub(super) async fn host(node: &Node, descriptors: Vec<OwnedFd>) -> Result<(), F
         .open_host(descriptors)
         .map_err(|refusal| refused(node, &refusal))?;
     let mended = node.probes.attach(host).await?;
-    tracing::info!(target: "audit", ?mended, "the plugin has handed over the host's namespace");
+    tracing::info!(target: "audit", mended = ?mended.lines, "the plugin has handed over the host's namespace");
     Ok(())
 }
 

@@ -47,8 +47,10 @@ async fn take(node: &Node, connection: SeqpacketConnection) {
         Ok(host) => {
             node.opener.attach(connection).await;
             match node.probes.attach(host).await {
-                Ok(mended) if mended.is_empty() => tracing::info!("host rules are as they should be"),
-                Ok(mended) => tracing::info!(target: "audit", ?mended, "host rules programmed"),
+                Ok(mended) if mended.worst.is_none() => tracing::info!("host rules are as they should be"),
+                Ok(mended) => {
+                    tracing::info!(target: "audit", mended = ?mended.lines, "host rules programmed");
+                }
                 Err(failure) => tracing::error!(error = %failure, "host rules not programmed"),
             }
         }
