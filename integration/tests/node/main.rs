@@ -33,6 +33,7 @@ mod privileges;
 mod probes;
 mod restart;
 mod restart_identity;
+mod rule_schema;
 mod rules;
 mod rules_pods;
 mod stand_alone;

@@ -16,7 +16,7 @@ use sluice_testkit::standin::Behaviour;
 use sluice_testkit::wait::{poll_true, poll_until};
 
 /// Runs `sluicectl`; gives exit status and output.
-fn ctl(mesh: &Mesh, args: &[&str]) -> (i32, String) {
+pub(crate) fn ctl(mesh: &Mesh, args: &[&str]) -> (i32, String) {
     let program = binary("sluicectl").unwrap();
     let run = mesh.run.root().display().to_string();
     let all: Vec<&str> = ["--run-dir", &run].iter().chain(args).copied().collect();

@@ -136,6 +136,12 @@ impl PodNetns for Workloads {
                     response.differences = inspection.differences;
                     response.rules = inspection.rules;
                     response.probe_addresses = inspection.probe_addresses;
+                    response.executor_rule_schema = inspection.rule_schema;
+                    let sandbox = inspection.sandbox.unwrap_or_default();
+                    response.rule_schema = sandbox.rule_schema;
+                    if !sandbox.reachable {
+                        response.failed = sandbox.broken;
+                    }
                 }
                 Err(failure) => response.failed = Some((&failure).into()),
             }

@@ -13,10 +13,12 @@ use std::time::Duration;
 use sluice_proto::id::Attachment;
 use sluice_proto::pb::executor::sandbox_event::Event;
 use sluice_proto::pb::executor::{Heartbeat, Sandbox, SandboxEvent, SnapshotDone};
+use sluice_proto::pb::types::PodRef;
 use tokio::sync::{mpsc, watch};
 use tonic::Status;
 
 use crate::foresight::Foresight;
+use crate::rules::RULE_SCHEMA;
 
 /// Changes that a watcher may be behind.
 pub const QUEUE: usize = 2048;
@@ -111,6 +113,16 @@ impl Hub {
     /// How many sandboxes there are.
     pub fn sandboxes(&self) -> usize {
         self.lock().views.len()
+    }
+
+    /// Pods whose rules were made by another rule schema than this executor's.
+    pub fn with_other_rules(&self) -> Vec<PodRef> {
+        let state = self.lock();
+        let other = state
+            .views
+            .values()
+            .filter(|view| view.rule_schema != RULE_SCHEMA);
+        other.filter_map(|view| view.pod.clone()).collect()
     }
 
     /// Changes a view without telling anybody.

@@ -21,6 +21,11 @@ use std::net::IpAddr;
 use sluice_proto::ambient::{AmbientOptions, Desired};
 use sluice_proto::id::InterfaceName;
 
+/// Version of the rule model: what is made of the same options. Raised whenever that changes, so that people see which
+/// pods still have the rules of another executor; such rules are brought up to date by the first look at the namespace,
+/// as if they had been damaged. 0 are rules from before it was recorded.
+pub const RULE_SCHEMA: u32 = 1;
+
 /// The table in a pod's namespace.
 pub const POD_TABLE: &str = "sluice";
 /// The table in the host's namespace.

@@ -40,6 +40,9 @@ pub struct Record {
     pub added_unix_ms: u64,
     /// What was programmed last; written before the kernel is asked, so that a crash in between is mended.
     pub programmed: Option<Desired>,
+    /// [`RULE_SCHEMA`](crate::rules::RULE_SCHEMA) of the executor by whose rules the namespace was last seen or made right.
+    #[serde(default)]
+    pub rule_schema: u32,
     /// The runtime was told that the pod may start.
     pub admitted: bool,
     /// An ADD waits for the broker.

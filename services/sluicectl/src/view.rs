@@ -114,6 +114,15 @@ pub(crate) struct PodDetails {
     pub(crate) probe_addresses: Vec<String>,
     /// Why the namespace could not be read back.
     pub(crate) read_back_failed: Option<Failure>,
+    /// The pod still has the rules of another executor.
+    pub(crate) other_rules: Option<OtherRules>,
+}
+
+/// Versions of the rule model that differ.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct OtherRules {
+    pub(crate) pod: u32,
+    pub(crate) executor: u32,
 }
 
 impl From<DescribeResponse> for PodDetails {
@@ -125,6 +134,10 @@ impl From<DescribeResponse> for PodDetails {
             rules: answer.rules,
             probe_addresses: answer.probe_addresses,
             read_back_failed: answer.failed,
+            other_rules: (answer.rule_schema != answer.executor_rule_schema).then_some(OtherRules {
+                pod: answer.rule_schema,
+                executor: answer.executor_rule_schema,
+            }),
         }
     }
 }

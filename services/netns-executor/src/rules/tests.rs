@@ -8,7 +8,7 @@ use sluice_proto::ambient::{AmbientOptions, Desired, PROBE_IPV4, PROBE_IPV6};
 use sluice_proto::id::InterfaceName;
 
 use super::evaluate::{Evaluation, Packet, Verdict, evaluate};
-use super::{Family, Hook, HostOptions, PROBES_V4, PolicyRouting, Protocol, RuleSet, iptables};
+use super::{Family, Fingerprint, Hook, HostOptions, PROBES_V4, PolicyRouting, Protocol, RuleSet, iptables};
 
 fn interface(name: &str) -> InterfaceName {
     InterfaceName::parse(name).unwrap()
@@ -67,6 +67,25 @@ fn iptables_payload_is_the_incumbents_for_every_combination() {
             &iptables::payload(&options, Family::V6),
         );
     }
+}
+
+#[test]
+fn a_change_of_the_rules_raises_their_schema() {
+    let mut all = Vec::new();
+    for (_, options) in combinations() {
+        for desired in [Desired::Ambient(options.clone()), Desired::Draining(options)] {
+            let rule_set = RuleSet::for_desired(&desired);
+            all.push(format!("{rule_set}{:?}", PolicyRouting::for_desired(&desired)));
+        }
+    }
+    assert_eq!(
+        (
+            super::RULE_SCHEMA,
+            Fingerprint::of(&all.concat()).to_string().as_str()
+        ),
+        (1, "7d475ed23ee897a3"),
+        "the rules are others than those of this schema: raise RULE_SCHEMA"
+    );
 }
 
 #[test]

@@ -18,6 +18,7 @@ use crate::descriptors::DescriptorRefusal;
 use crate::kernel::Opened;
 use crate::node::{Node, unix_ms};
 use crate::pool::{self, COMPONENT};
+use crate::rules::RULE_SCHEMA;
 use crate::table::{FORMAT, Record};
 
 const STAGE: &str = "check sandbox";
@@ -228,6 +229,7 @@ fn create(node: &Arc<Node>, inner: &mut Inner, request: Request, replaced: &[Han
         netns_path: request.netns_path.as_str().to_owned(),
         added_unix_ms: unix_ms(),
         programmed: None,
+        rule_schema: RULE_SCHEMA,
         admitted: false,
         pending: true,
         adopted: false,

@@ -18,6 +18,7 @@ use super::{Message, Reason};
 use crate::kernel::Opened;
 use crate::node::{Node, unix_ms};
 use crate::pool::COMPONENT;
+use crate::rules::RULE_SCHEMA;
 use crate::table::{FORMAT, Record};
 
 const STAGE: &str = "adopt pod";
@@ -169,6 +170,7 @@ fn take(
         netns_path: netns_path.as_ref().to_owned(),
         added_unix_ms: unix_ms(),
         programmed: None,
+        rule_schema: RULE_SCHEMA,
         admitted: true,
         pending: false,
         adopted: true,

@@ -14,6 +14,7 @@ use super::Reason;
 use super::task::{Flow, Task};
 use crate::kernel::Opened;
 use crate::pool::COMPONENT;
+use crate::rules::RULE_SCHEMA;
 
 /// So often a namespace must be nowhere before it is given up, however long that takes.
 const MIN_LOOKS: u32 = 3;
@@ -41,7 +42,7 @@ impl Task {
             Err(failure) => return self.set_broken(failure),
         };
         if differences.is_empty() {
-            self.verified = true;
+            self.set_verified();
             if self.broken.take().is_some() {
                 self.publish(Event::Changed);
             }
@@ -61,8 +62,8 @@ impl Task {
                 tracing::warn!(target: "audit", attachment = %self.record.attachment, pod = %self.record.pod,
                     ?differences, "drift repaired");
                 self.node.metrics.repaired_pod();
-                self.verified = true;
                 self.broken = None;
+                self.set_verified();
                 self.node.hub.tell(&Event::Repaired(Repaired {
                     attachment: Some((&self.record.attachment).into()),
                     differences,
@@ -185,6 +186,7 @@ impl Task {
         let mut response = InspectResponse {
             sandbox: Some(self.view()),
             rules: crate::kernel::rules_as_text(&desired),
+            rule_schema: RULE_SCHEMA,
             ..InspectResponse::default()
         };
         if self.descriptor.is_some() {

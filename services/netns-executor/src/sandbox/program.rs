@@ -13,6 +13,7 @@ use super::task::{End, Flow, Task};
 use super::{Answer, Completed, Programmed, Reason, Verdict, not_at_hand};
 use crate::metrics::Stage;
 use crate::pool::COMPONENT;
+use crate::rules::RULE_SCHEMA;
 
 impl Task {
     /// Makes the namespace match. The intent is recorded first: a crash in between is then mended by the drift pass.
@@ -75,7 +76,6 @@ impl Task {
                 for line in &applied.taken_over {
                     tracing::info!(attachment = %record.attachment, what = line, "taken over from another agent");
                 }
-                self.verified = true;
                 match record.programmed {
                     // From the first packet on, or made known before.
                     Some(Desired::Ambient(_)) => self.connections_known = true,
@@ -84,6 +84,7 @@ impl Task {
                 }
                 self.ahead_failed = None;
                 self.fingerprint.clone_from(&applied.fingerprint);
+                self.set_verified();
                 let was_broken = self.broken.take().is_some();
                 self.note();
                 if let Some(add) = self.add.as_mut() {
@@ -123,7 +124,7 @@ impl Task {
             }
             return;
         }
-        self.verified = true;
+        self.set_verified();
         if self.record.programmed == earlier {
             return;
         }
@@ -142,9 +143,21 @@ impl Task {
                 tracing::warn!(target: "audit", attachment = %self.record.attachment, pod = %self.record.pod,
                     "the namespace was not as recorded and was mended");
             }
-            self.verified = true;
+            self.set_verified();
         }
         Ok(())
+    }
+
+    /// The namespace was seen, or made, to be as recorded by the rules of this version.
+    pub(super) fn set_verified(&mut self) {
+        self.verified = true;
+        if std::mem::replace(&mut self.record.rule_schema, RULE_SCHEMA) == RULE_SCHEMA {
+            return;
+        }
+        if let Err(failure) = self.save() {
+            tracing::warn!(attachment = %self.record.attachment, error = %failure, "sandbox file names an old rule schema");
+        }
+        self.publish_silently();
     }
 
     /// Ends the ADD.

@@ -20,6 +20,7 @@ use super::{Answer, Completed, Emptied, Inbox, Message, Reason, Slot, not_at_han
 use crate::kernel::{Applied, Netns, Opened};
 use crate::node::Node;
 use crate::pool::{self, COMPONENT};
+use crate::rules::RULE_SCHEMA;
 use crate::table::Record;
 
 /// Why a task ends, and what those who wait for its ADD are told.
@@ -268,12 +269,7 @@ impl Task {
     /// Keeps the registry and the slot in step with this task.
     pub(super) fn note(&self) {
         let reachable = self.descriptor.is_some();
-        let redirects = self
-            .record
-            .programmed
-            .as_ref()
-            .is_some_and(|desired| *desired != Desired::None);
-        self.slot.set_watched(reachable && redirects);
+        self.slot.set_watched(reachable && self.has_rules());
         let record = &self.record;
         self.node
             .registry
@@ -310,6 +306,12 @@ impl Task {
         })
     }
 
+    /// Rules of ours are in the namespace, as far as is on record.
+    fn has_rules(&self) -> bool {
+        let programmed = self.record.programmed.as_ref();
+        programmed.is_some_and(|desired| *desired != Desired::None)
+    }
+
     /// As watchers see it.
     pub(super) fn view(&self) -> Sandbox {
         let record = &self.record;
@@ -327,6 +329,11 @@ impl Task {
             adopted: record.adopted,
             fingerprint: self.fingerprint.clone(),
             attempts: self.attempts,
+            rule_schema: if self.has_rules() {
+                record.rule_schema
+            } else {
+                RULE_SCHEMA
+            },
         }
     }
 

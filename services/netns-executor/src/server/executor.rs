@@ -28,7 +28,7 @@ use crate::hub::Subscription;
 use crate::node::Node;
 use crate::pool;
 use crate::retire;
-use crate::rules::HostOptions;
+use crate::rules::{HostOptions, RULE_SCHEMA};
 use crate::sandbox::{Completed, Message, Programmed, Verdict, adopt, unused};
 
 /// How long an ADD waits for the host's namespace; the broker waits 5 s for the answer.
@@ -385,6 +385,8 @@ impl NetnsExecutor for Executor {
             probe_set: probes.addresses,
             broker_connected: self.node.hub.is_watched(),
             configuration_mismatch: self.node.configurations.mismatch(),
+            rule_schema: RULE_SCHEMA,
+            other_rules: self.node.hub.with_other_rules(),
             foreseen_passing: count(passing),
             foreseen_programmed: count(foreseen - passing),
             ..NodeStatusResponse::default()

@@ -27,6 +27,7 @@ pub(crate) fn record(container: &str) -> Record {
         netns_path: "/run/netns/x".into(),
         added_unix_ms: 1_000,
         programmed: Some(Desired::Ambient(AmbientOptions::default())),
+        rule_schema: 1,
         admitted: true,
         pending: false,
         adopted: false,
@@ -44,6 +45,24 @@ fn a_sandbox_survives_the_disk() {
     let (records, unreadable) = table.load().unwrap();
     assert_eq!(records, [record("two")]);
     assert!(unreadable.is_empty());
+}
+
+#[test]
+fn a_file_from_before_rule_schemas_were_recorded_is_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let table = Table::open(directory.path()).unwrap();
+    table.write(&record("old")).unwrap();
+    let path = table.path_of(&record("old").attachment);
+    let mut file: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    file.as_object_mut().unwrap().remove("rule_schema").unwrap();
+    fs::write(&path, file.to_string()).unwrap();
+    let (records, unreadable) = table.load().unwrap();
+    assert!(unreadable.is_empty(), "{unreadable:?}");
+    let expected = Record {
+        rule_schema: 0,
+        ..record("old")
+    };
+    assert_eq!(records, [expected]);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use sluice_proto::code::ErrorCode;
 
+use super::pod::other_rules;
 use super::{columns, list, text};
 use crate::view::{PodDetails, State};
 
@@ -48,6 +49,7 @@ fn now(details: &PodDetails) -> String {
             .iter()
             .map(|difference| format!("rules: {difference}")),
     );
+    parts.extend(details.other_rules.map(other_rules));
     parts.join("; ")
 }
 

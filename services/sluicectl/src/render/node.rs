@@ -87,6 +87,22 @@ fn executor_facts(facts: &mut Facts, node: &NodeResponse, executor: &NodeStatusR
             executor.sandboxes, executor.open_descriptors, executor.descriptor_limit
         ),
     );
+    if !executor.other_rules.is_empty() {
+        let pods: Vec<String> = executor
+            .other_rules
+            .iter()
+            .map(|pod| format!("{}/{}", pod.namespace, pod.name))
+            .collect();
+        facts.add(
+            "Schema",
+            format!(
+                "{} of another version than the executor's ({}): {}",
+                plural(pods.len(), "pod has rules", "pods have rules"),
+                executor.rule_schema,
+                pods.join(", ")
+            ),
+        );
+    }
     facts.add(
         "Opener",
         if executor.opener_connected {

@@ -3,7 +3,7 @@
 use sluice_proto::pb::types::Failure;
 
 use super::{Facts, ago, columns, duration, list, plural, text};
-use crate::view::{PodDetails, PodView, State};
+use crate::view::{OtherRules, PodDetails, PodView, State};
 
 /// Longest cell of a list; the full text is in `status --pod`.
 const MAX_CELL: usize = 70;
@@ -91,6 +91,9 @@ pub(crate) fn pod(details: &PodDetails, now_ms: u64) -> String {
     );
     facts.add_list("Addresses", &pod.addresses, "none");
     facts.add("Rules", rules(details));
+    if let Some(other) = details.other_rules {
+        facts.add("Schema", other_rules(other));
+    }
     facts.add(
         "Handoff",
         pod.handoff.map_or_else(
@@ -117,6 +120,14 @@ pub(crate) fn pod(details: &PodDetails, now_ms: u64) -> String {
         facts.add("Stages", stages.join(", "));
     }
     facts.text() + &list("Rules", &details.rules)
+}
+
+/// Rules that another version of the executor made.
+pub(super) fn other_rules(other: OtherRules) -> String {
+    format!(
+        "rules of schema {}, the running executor's is {}: brought up to date as soon as the netns is at hand",
+        other.pod, other.executor
+    )
 }
 
 fn rules(details: &PodDetails) -> String {

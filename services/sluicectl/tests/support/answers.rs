@@ -99,6 +99,8 @@ pub(crate) fn broken() -> DescribeResponse {
             )
         }),
         differences: vec!["missing: nat output: tcp -> redirect 15001".into()],
+        executor_rule_schema: 2,
+        rule_schema: 1,
         ..DescribeResponse::default()
     }
 }
@@ -198,6 +200,8 @@ pub(crate) fn sick() -> Answers {
     }];
     let executor = node.executor.as_mut().unwrap();
     executor.opener_connected = false;
+    executor.rule_schema = 2;
+    executor.other_rules = broken().pod.unwrap().pod.into_iter().collect();
     executor.host_differences = vec!["missing: chain postrouting".into(), "missing: set probes".into()];
     executor.refused_descriptors = vec![Counter {
         label: "host netns".into(),
