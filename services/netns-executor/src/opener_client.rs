@@ -4,6 +4,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -58,6 +59,22 @@ impl OpenerError {
 pub struct OpenerClient {
     connection: Arc<Mutex<Option<SeqpacketConnection>>>,
     connected: watch::Sender<u64>,
+    scans: Arc<Scans>,
+}
+
+/// Looks at all processes of the host, which those who ask at one time share.
+#[derive(Debug)]
+struct Scans {
+    /// How many have asked so far.
+    asked: AtomicU64,
+    last: Mutex<LastScan>,
+}
+
+#[derive(Debug)]
+struct LastScan {
+    /// How many had asked when it began.
+    for_first: u64,
+    outcome: Result<(), Failure>,
 }
 
 impl Default for OpenerClient {
@@ -65,6 +82,13 @@ impl Default for OpenerClient {
         Self {
             connection: Arc::default(),
             connected: watch::Sender::new(0),
+            scans: Arc::new(Scans {
+                asked: AtomicU64::new(0),
+                last: Mutex::new(LastScan {
+                    for_first: 0,
+                    outcome: Ok(()),
+                }),
+            }),
         }
     }
 }
@@ -119,6 +143,23 @@ impl OpenerClient {
             .map(|(_, descriptors)| descriptors)
     }
 
+    /// Makes the opener look at every process of the host. A look costs what hundreds of other requests do, and after an
+    /// installation hundreds of pods are looked for at one time: whoever asks while one is made waits for the next, and
+    /// all who wait share it. So it has begun after the question, and never is more than one made at a time.
+    pub async fn scan(&self, stage: &str) -> Result<(), Failure> {
+        let number = self.scans.asked.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut last = self.scans.last.lock().await;
+        if last.for_first < number {
+            let for_first = self.scans.asked.load(Ordering::Relaxed);
+            let answer = self.ask(&OpenerRequest::Scan, None).await;
+            *last = LastScan {
+                for_first,
+                outcome: answer.map(drop).map_err(|error| error.failure(stage)),
+            };
+        }
+        last.outcome.clone()
+    }
+
     /// Forgets a connection that has ended, which nothing else would notice between requests. True: it did.
     pub async fn forget_if_hung_up(&self) -> bool {
         let mut held = self.connection.lock().await;
@@ -163,4 +204,65 @@ async fn exchange(
     connection.send(&request.encode()?, descriptor.as_slice()).await?;
     let received = connection.receive(MAX_DESCRIPTORS).await?;
     Ok((OpenerReply::decode(&received.bytes)?, received.descriptors))
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_proto::opener::LegacyTables;
+    use sluice_proto::transport::seqpacket::SeqpacketListener;
+    use tokio::task::JoinSet;
+
+    use super::*;
+
+    const ANSWER: OpenerReply = OpenerReply {
+        errno: 0,
+        legacy: LegacyTables {
+            ipv4: false,
+            ipv6: false,
+        },
+        scanned: 5000,
+    };
+
+    #[tokio::test]
+    async fn those_who_ask_at_one_time_share_a_scan_and_never_two_are_made() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("opener.sock");
+        let listener = SeqpacketListener::bind(&path, 0o600, None).unwrap();
+        let opener = SeqpacketConnection::connect(&path).unwrap();
+        let client = OpenerClient::default();
+        client.attach(listener.accept().await.unwrap()).await;
+        let scans = Arc::new(AtomicU64::new(0));
+        let made = Arc::clone(&scans);
+        let serving = tokio::spawn(async move {
+            while let Ok(request) = opener.receive(0).await {
+                assert_eq!(
+                    OpenerRequest::decode(&request.bytes).unwrap(),
+                    OpenerRequest::Scan
+                );
+                // While this one is made nobody asks for another.
+                let another = tokio::time::timeout(Duration::from_millis(50), opener.receive(0)).await;
+                assert!(another.is_err(), "two scans at a time");
+                made.fetch_add(1, Ordering::Relaxed);
+                opener.send(&ANSWER.encode(), &[]).await.unwrap();
+            }
+        });
+        let mut asking = JoinSet::new();
+        for _ in 0..250 {
+            let client = client.clone();
+            asking.spawn(async move { client.scan("test").await });
+        }
+        for outcome in asking.join_all().await {
+            outcome.unwrap();
+        }
+        // One for the first, and one that began after all others had asked.
+        assert_eq!(scans.load(Ordering::Relaxed), 2);
+        client.scan("test").await.unwrap();
+        assert_eq!(scans.load(Ordering::Relaxed), 3, "an old one does not count");
+        serving.abort();
+        assert!(serving.await.unwrap_err().is_cancelled());
+        assert_eq!(
+            client.scan("test").await.unwrap_err().code,
+            ErrorCode::OpenerNetns
+        );
+    }
 }

@@ -253,8 +253,7 @@ pub(crate) async fn open(node: &Arc<Node>, request: &OpenerRequest) -> Result<Op
 }
 
 pub(crate) async fn ask_scan(node: &Node) -> Result<(), Failure> {
-    let scanned = node.opener.ask(&OpenerRequest::Scan, None).await;
-    scanned.map(drop).map_err(|error| error.failure(STAGE))
+    node.opener.scan(STAGE).await
 }
 
 /// The next candidate that may be looked at; None: there are no more.

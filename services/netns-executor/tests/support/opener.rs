@@ -46,7 +46,8 @@ impl Fixture {
         bind(listener.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
         listen(&listener, Backlog::new(4).unwrap()).unwrap();
         let host = Netns::new().unwrap();
-        let opener = Spawn::program("netns-opener", env!("CARGO_BIN_EXE_netns-opener"))
+        let opener = Spawn::binary("netns-opener")
+            .unwrap()
             .arg("--run-dir")
             .arg(directory.path())
             .arg("--netns-dir")
