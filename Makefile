@@ -32,7 +32,7 @@ IMAGE_BINARIES := netns-executor netns-opener ambient-broker installer sluice-cn
 IMAGE_CONTEXT := $(abspath $(TARGET_DIR))/image/context
 IMAGE_ARCHIVE := $(abspath $(TARGET_DIR))/image/sluice.oci.tar
 
-.PHONY: help setup dist image image-archive demo test bench lint fmt bless deny clean
+.PHONY: help setup dist image image-archive demo test fuzz bench lint fmt bless deny clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -110,6 +110,11 @@ test-cluster: setup-cluster image ## run the tests that need one on a fresh clus
 	  SLUICE_BIN_DIR=$(DIST) cargo test --locked -p sluice-integration --features cluster --test chart --test cluster -- \
 	    --test-threads=1 --nocapture $(TESTS); } || status=$$?; \
 	$(if $(KEEP),,$(CLUSTER)/down.sh;) exit $$status
+
+# The compiler is the pinned one; what the fuzzer's instrumentation needs of it is not stable, hence --rustc-bootstrap.
+fuzz: ## let libFuzzer look for annotations that break something (needs cargo-bolero and a C++ compiler; FUZZ_SECONDS=60)
+	cargo bolero test --package sluice-fuzz --rustc-bootstrap --sanitizer NONE -T $(or $(FUZZ_SECONDS),60)s \
+	  annotations::become_typed_values_or_nothing
 
 bench: setup dist ## measure speed and size against floors taken in the same run (needs root)
 	SLUICE_BIN_DIR=$(DIST) $(DIST)/sluice-bench --json $(DIST)/bench.json
