@@ -286,49 +286,56 @@ fn xtables_lock(mesh: &Mesh) -> Flock<File> {
 
 /// So long the lock is held, as a firewall service that reloads thousands of rules does.
 const HELD: Duration = Duration::from_mins(1);
-/// Between two ADDs while it is held.
+/// Between two ADDs of a node meanwhile.
 const EVERY: Duration = Duration::from_millis(250);
+
+/// A half and a hundredth of these take longer.
+fn median_and_p99(mut times: Vec<Duration>) -> (Duration, Duration) {
+    times.sort();
+    let count = times.len();
+    (times[count / 2], times[(count * 99).div_ceil(100) - 1])
+}
 
 #[test]
 fn nobody_waits_for_the_lock_of_iptables() {
-    let mesh = start();
-    let add_and_del = |name: String| {
-        let pod = declared(&mesh, &name).unwrap();
+    // Two nodes by turns: whatever else the machine does at the time, it does to both.
+    let (mesh, other) = (start(), start());
+    let add_and_del = |mesh: &Mesh, name: &str| {
+        let pod = declared(mesh, name).unwrap();
         let begun = Instant::now();
         mesh.add(&pod).unwrap().ok().unwrap();
         let elapsed = begun.elapsed();
         mesh.del(&pod).unwrap().ok().unwrap();
         elapsed
     };
-    let mut free: Vec<Duration> = (0..9).map(|i| add_and_del(format!("free-{i}"))).collect();
-    free.sort();
-    let free = free[4];
     let lock = xtables_lock(&mesh);
     // The lock works: iptables itself waits for it, in vain.
-    let waits = output(
-        mesh.node().place(),
-        "iptables-legacy",
-        &["-w", "1", "-t", "nat", "-S"],
-        b"",
-    )
-    .unwrap();
+    let waits = ["-w", "1", "-t", "nat", "-S"];
+    let waits = output(mesh.node().place(), "iptables-legacy", &waits, b"").unwrap();
     assert!(!waits.status.success(), "iptables does not take the lock");
     let begun = Instant::now();
-    let mut held = Vec::new();
-    while begun.elapsed() < HELD {
+    let (mut held, mut free) = (Vec::new(), Vec::new());
+    while begun.elapsed() < HELD || held.len() < 100 {
         let next = Instant::now() + EVERY;
-        held.push(add_and_del(format!("locked-{}", held.len())));
+        let name = format!("web-{}", held.len());
+        held.push(add_and_del(&mesh, &name));
+        free.push(add_and_del(&other, &name));
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
     }
     let adds = held.len();
-    assert!(adds >= 100, "{adds} ADDs in {HELD:?}");
-    held.sort();
-    let (locked, p99) = (held[adds / 2], held[(adds * 99).div_ceil(100) - 1]);
-    println!("ADD: {free:?} with the lock free; {adds} with it held: {locked:?}, p99 {p99:?}");
+    let ((held, held_p99), (free, free_p99)) = (median_and_p99(held), median_and_p99(free));
+    println!("{adds} ADDs with the lock held: {held:?}, p99 {held_p99:?}; free: {free:?}, p99 {free_p99:?}");
     assert!(
-        locked < free * 2 + Duration::from_millis(100),
-        "{free:?}, locked {locked:?}"
+        held < free * 2 + Duration::from_millis(100),
+        "{held:?}, free {free:?}"
     );
-    assert!(p99 <= Duration::from_millis(200), "p99 {p99:?}");
+    // Of a machine that has so much else to do that the other node's are slow too, only the likeness can be asked for.
+    let busy = free_p99 > Duration::from_millis(100);
+    let bound = if busy {
+        free_p99 * 3
+    } else {
+        Duration::from_millis(200)
+    };
+    assert!(held_p99 <= bound, "p99 {held_p99:?}, free {free_p99:?}");
     drop(lock);
 }
