@@ -329,13 +329,8 @@ fn nobody_waits_for_the_lock_of_iptables() {
         held < free * 2 + Duration::from_millis(100),
         "{held:?}, free {free:?}"
     );
-    // Of a machine that has so much else to do that the other node's are slow too, only the likeness can be asked for.
-    let busy = free_p99 > Duration::from_millis(100);
-    let bound = if busy {
-        free_p99 * 3
-    } else {
-        Duration::from_millis(200)
-    };
+    // On a machine that is busy with other tests the other node's are slow, too.
+    let bound = Duration::from_millis(200).max(free_p99 * 3);
     assert!(held_p99 <= bound, "p99 {held_p99:?}, free {free_p99:?}");
     drop(lock);
 }
