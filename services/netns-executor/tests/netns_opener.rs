@@ -246,12 +246,19 @@ fn herd(processes: u32) -> Spawn {
 #[test]
 fn a_scan_of_5000_processes_in_250_pods_is_cheap_and_none_is_made_beside_it() {
     const PODS: usize = 250;
-    const IN_EACH: u32 = 20;
+    const IN_EACH: u32 = 16;
+    // Daemons and threads of the kernel; a node with many processors has that many of those alone.
+    const IN_NO_POD: u32 = 1000;
     // Of the shipped binary; one that was built for debugging takes half as long again.
     let shipped = std::env::var_os("SLUICE_BIN_DIR").is_some();
     let bound = Duration::from_millis(if shipped { 200 } else { 400 });
     let fixture = Fixture::start();
+    let others = herd(IN_NO_POD).start().unwrap();
     let pods: Vec<_> = (0..PODS).map(|_| Herd::start(IN_EACH)).collect();
+    poll_true("the others are there", SOON, || {
+        children(others.pid()).len() + 1 == IN_NO_POD as usize
+    })
+    .unwrap();
     for pod in &pods {
         poll_true("its processes are there", SOON, || {
             pod.processes() == IN_EACH as usize
@@ -268,7 +275,7 @@ fn a_scan_of_5000_processes_in_250_pods_is_cheap_and_none_is_made_beside_it() {
         assert!(reply.errno == 0 && reply.scanned >= 5000, "{reply:?}");
         Duration::from_millis((cpu() - before) * 10)
     };
-    let best = (0..5).map(measure).min().unwrap();
+    let best = (0..10).map(measure).min().unwrap();
     println!("a scan of 5,000 processes in 250 pods: {best:?} CPU");
     assert!(best <= bound, "{best:?} CPU for 5,000 processes");
     for pod in &pods {
