@@ -51,22 +51,28 @@ fn a_sandbox_takes_hardly_longer_than_without_sluice() -> anyhow::Result<()> {
 #[test]
 fn thirty_pods_start_no_slower_than_without_sluice() -> anyhow::Result<()> {
     on_cluster(|cluster| {
+        // Before and after those without, so that a node that gets slower or faster meanwhile does not look like a difference.
         let sluice = Sluice::ensure(cluster)?;
-        let with = [
+        let mut with = vec![
             thirty(cluster, "first", Mesh::In)?,
             thirty(cluster, "second", Mesh::In)?,
         ];
         sluice.uninstall()?;
-        let without = [
-            thirty(cluster, "third", Mesh::Out)?,
-            thirty(cluster, "fourth", Mesh::Out)?,
-        ];
+        let mut without = Vec::new();
+        for purpose in ["third", "fourth", "fifth"] {
+            without.push(thirty(cluster, purpose, Mesh::Out)?);
+        }
+        Sluice::ensure(cluster)?;
+        with.push(thirty(cluster, "sixth", Mesh::In)?);
 
         println!("0 to {MANY} pods: {with:.1?} in the mesh, {without:.1?} without Sluice");
-        let (fastest, slowest) = (with[0].min(with[1]), without[0].max(without[1]));
+        with.sort();
+        without.sort();
+        // Noise is what those without differ by.
+        let (middle, slowest) = (with[with.len() / 2], without[without.len() - 1]);
         ensure!(
-            fastest <= slowest,
-            "{MANY} pods took {fastest:?} at best, without Sluice {slowest:?} at most"
+            middle <= slowest,
+            "{MANY} pods took {middle:?} in the middle, without Sluice {slowest:?} at most"
         );
         Ok(())
     })
