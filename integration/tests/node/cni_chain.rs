@@ -74,6 +74,21 @@ pub(crate) fn loopback(mesh: &Mesh, pod: &Pod) {
     chain.add(&attachment, None).unwrap().ok().unwrap();
 }
 
+/// Two enrolled pods: their addresses are known, what one asks of the other goes through the proxy on both sides, and the host's
+/// probes come from the probe address.
+pub(crate) fn assert_in_the_mesh(mesh: &Mesh, client: (&Pod, IpAddr), server: (&Pod, IpAddr)) {
+    assert_eq!(probe_addresses(mesh).unwrap(), [client.1, server.1].into());
+    let app = EchoServer::start(server.0.netns(), APP_PORT).unwrap();
+    let target = SocketAddr::new(server.1, app.port());
+    let seen = fetch(client.0.netns(), target, ANSWER).unwrap();
+    assert_eq!((seen.peer.ip(), seen.local), (client.1, target));
+    let probe = fetch(mesh.node().netns(), target, ANSWER).unwrap();
+    assert_eq!(probe.peer.ip(), IpAddr::from([169, 254, 7, 127]));
+    let workloads = mesh.control().counts().unwrap().workloads;
+    let (sent, received) = (workloads[client.0.uid()].counts, workloads[server.0.uid()].counts);
+    assert_eq!((sent.outbound, received.inbound), (1, 1));
+}
+
 fn leases(data: &Path) -> usize {
     let network = data.join(sluice_integration::mesh::NETWORK);
     let names = std::fs::read_dir(network)
@@ -91,23 +106,11 @@ fn through_the_chain(version: &str) {
     let chain = mesh.chain_with(version, vec![bridge]).unwrap();
     let (client, server) = (add(&mesh, &chain, "client"), add(&mesh, &chain, "server"));
     assert_eq!(client.result["cniVersion"], version);
-    assert_eq!(
-        probe_addresses(&mesh).unwrap(),
-        [client.address, server.address].into()
+    assert_in_the_mesh(
+        &mesh,
+        (&client.pod, client.address),
+        (&server.pod, server.address),
     );
-    let app = EchoServer::start(server.pod.netns(), APP_PORT).unwrap();
-    let target = SocketAddr::new(server.address, app.port());
-    let seen = fetch(client.pod.netns(), target, ANSWER).unwrap();
-    assert_eq!((seen.peer.ip(), seen.local), (client.address, target));
-    let probe = fetch(mesh.node().netns(), target, ANSWER).unwrap();
-    assert_eq!(probe.peer.ip(), IpAddr::from([169, 254, 7, 127]));
-    let workloads = mesh.control().counts().unwrap().workloads;
-    let (sent, received) = (
-        workloads[client.pod.uid()].counts,
-        workloads[server.pod.uid()].counts,
-    );
-    assert_eq!((sent.outbound, received.inbound), (1, 1));
-    drop(app);
     for added in [client, server] {
         let attachment = Attachment::from(&added.pod);
         chain

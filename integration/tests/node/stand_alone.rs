@@ -2,9 +2,8 @@
 //! which Sluice is not, then for a pod that names it ours, under the name of a further interface and without the result of the first.
 //! Behind the real `bridge` and `host-local` plugins.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::path::Path;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use sluice_integration::adds::{mesh_with, refused};
@@ -12,18 +11,14 @@ use sluice_integration::descriptors::{LET_GO, wait_let_go};
 use sluice_integration::kernel_state::{probe_addresses, sandbox_files};
 use sluice_integration::manifests::PodOptions;
 use sluice_integration::mesh::{Mesh, MeshOptions};
-use sluice_integration::scene::{APP_PORT, PATIENCE};
+use sluice_integration::scene::PATIENCE;
 use sluice_proto::pb::workload::PodState;
 use sluice_testkit::cni::{Attachment, Chain};
 use sluice_testkit::netns::Place;
 use sluice_testkit::pod::Pod;
 use sluice_testkit::process::{binary, json, text};
-use sluice_testkit::traffic::client::fetch;
-use sluice_testkit::traffic::server::EchoServer;
 
-use crate::cni_chain::loopback;
-
-const ANSWER: Duration = Duration::from_secs(5);
+use crate::cni_chain::{assert_in_the_mesh, loopback};
 
 /// The two networks of a node with Multus.
 struct Networks {
@@ -147,25 +142,12 @@ fn pods_that_name_the_network_are_enrolled_before_they_start_and_others_are_not_
         assert_eq!(interfaces(&added.pod), before);
         mesh.wait_state(&added.pod, PodState::Enrolled, PATIENCE).unwrap();
     }
-    // Read from the interface, since nobody told them.
-    assert_eq!(
-        probe_addresses(&mesh).unwrap(),
-        [client.address, server.address].into()
+    // Addresses are read from the interface, since nobody told them.
+    assert_in_the_mesh(
+        &mesh,
+        (&client.pod, client.address),
+        (&server.pod, server.address),
     );
-
-    let app = EchoServer::start(server.pod.netns(), APP_PORT).unwrap();
-    let target = SocketAddr::new(server.address, app.port());
-    let seen = fetch(client.pod.netns(), target, ANSWER).unwrap();
-    assert_eq!((seen.peer.ip(), seen.local), (client.address, target));
-    let probe = fetch(mesh.node().netns(), target, ANSWER).unwrap();
-    assert_eq!(probe.peer.ip(), IpAddr::from([169, 254, 7, 127]));
-    let workloads = mesh.control().counts().unwrap().workloads;
-    let (sent, received) = (
-        workloads[client.pod.uid()].counts,
-        workloads[server.pod.uid()].counts,
-    );
-    assert_eq!((sent.outbound, received.inbound), (1, 1));
-    drop(app);
 
     for added in [client, server] {
         let attachment = further(&added.pod);
