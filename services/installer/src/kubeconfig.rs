@@ -1,6 +1,7 @@
 //! The plugin's credentials as a kubeconfig file.
 
 use std::fmt;
+use std::net::SocketAddr;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -46,8 +47,13 @@ impl TryFrom<PluginCredentials> for Credentials {
             }
         };
         let host = message.server.strip_prefix("https://").unwrap_or_default();
-        let plain = !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"');
-        check(plain, "server", "https://host:port")?;
+        // The plugin looks no name up.
+        let address = host.parse::<SocketAddr>().is_ok();
+        check(
+            address,
+            "server",
+            "https:// with an IP address (IPv6 in brackets) and a port",
+        )?;
         let name = &message.tls_server_name;
         let plain = name
             .bytes()
@@ -165,9 +171,12 @@ pub(crate) mod tests {
     #[test]
     fn credentials_that_no_plugin_could_use_are_refused() {
         type Spoil = fn(&mut PluginCredentials);
-        let cases: [(&str, Spoil); 5] = [
+        let cases: [(&str, Spoil); 6] = [
             ("server", |message| message.server = "http://10.0.0.1".into()),
             ("server", |message| message.server = "https://".into()),
+            ("server", |message| {
+                message.server = "https://api.example.net:443".into();
+            }),
             ("tls_server_name", |message| {
                 message.tls_server_name = "a name".into();
             }),
