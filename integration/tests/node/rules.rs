@@ -16,6 +16,7 @@ use sluice_testkit::standin::{Counts, DNS_MARKER_V4, MARK, TUNNEL_PORT};
 use sluice_testkit::traffic::client::{datagram, fetch};
 use sluice_testkit::traffic::dns::{DnsServer, query};
 use sluice_testkit::traffic::server::EchoServer;
+use sluice_testkit::wait::poll_true;
 use socket2::{Domain, Socket, Type};
 
 /// Long enough for a SYN that was lost twice.
@@ -201,16 +202,23 @@ fn the_tunnel_port_is_not_redirected_again() {
         };
         let (from, to) = (second.address(ipv6), app(table.meshed.address(ipv6)));
         table.request("between mesh pods", second.netns(), to, from, tunnel);
-        // From outside, too, where no mark tells the packets apart.
+        // From outside, too, where no mark tells the packets apart. The proxy counts a connection that says nothing as failed once
+        // it has seen its end, and until then that could be taken for the failure of the next one.
         let port = SocketAddr::new(to.ip(), TUNNEL_PORT);
-        let (connected, counts) = table.during(|| {
-            table
+        let failed = table.counts().failed;
+        let (ended, counts) = table.during(|| {
+            let connected = table
                 .plain
                 .netns()
-                .run(|| TcpStream::connect_timeout(&port, ANSWER).map(drop))
+                .run(|| TcpStream::connect_timeout(&port, ANSWER).map(drop));
+            connected.unwrap();
+            poll_true("the proxy to see the end", PATIENCE, || {
+                table.counts().failed > failed
+            })
         });
-        connected.unwrap();
-        assert_eq!((counts.inbound, counts.outbound), (0, 0), "{port}");
+        ended.unwrap();
+        let refused = Counts { failed: 1, ..tunnel };
+        assert_eq!(counts, refused, "{port}");
     }
     let sender = table.mesh.control().counts().unwrap().workloads[second.uid()].counts;
     assert_eq!((sender.outbound, sender.inbound), (2, 0));
