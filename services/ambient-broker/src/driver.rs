@@ -201,13 +201,7 @@ impl Driver {
                     tracing::error!(pod_uid = %pod, sandbox = %held, "descriptor to offer is not held");
                     return;
                 };
-                let workload = Workload {
-                    uid: pod,
-                    epoch,
-                    info,
-                    netns,
-                };
-                parts.zds.offer(workload, to);
+                parts.zds.offer(Workload::new(pod, epoch, &info, netns), to);
             }
             Effect::ZdsWithdraw { pod, epoch } => parts.zds.withdraw(&pod, epoch),
             Effect::ZdsOpen => parts.zds.open(),

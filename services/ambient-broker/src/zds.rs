@@ -66,17 +66,30 @@ impl Options {
     }
 }
 
-/// A workload to hand over.
+/// A workload to hand over. Clones share what it consists of: a snapshot of hundreds is made while ztunnel waits for it.
 #[derive(Debug, Clone)]
-pub struct Workload {
-    /// The pod's UID.
-    pub uid: PodUid,
-    /// Which attempt.
-    pub epoch: Epoch,
-    /// What ztunnel is told of it.
-    pub info: WorkloadInfo,
-    /// Its netns.
-    pub netns: Arc<OwnedFd>,
+pub struct Workload(Arc<Handover>);
+
+#[derive(Debug)]
+struct Handover {
+    uid: PodUid,
+    epoch: Epoch,
+    /// What ztunnel is told of it, as it goes out.
+    message: Box<[u8]>,
+    netns: Arc<OwnedFd>,
+}
+
+impl Workload {
+    /// The pod `uid` in its attempt `epoch`: ztunnel is told `info` and given `netns`.
+    pub fn new(uid: PodUid, epoch: Epoch, info: &WorkloadInfo, netns: Arc<OwnedFd>) -> Self {
+        let message = message::add(&uid, info).into_boxed_slice();
+        Self(Arc::new(Handover {
+            uid,
+            epoch,
+            message,
+            netns,
+        }))
+    }
 }
 
 /// What a connection's task is told.
@@ -193,7 +206,7 @@ impl Zds {
                 snapshot_only: Some(*id) != to,
             });
         }
-        hub.workloads.insert(workload.uid.clone(), workload);
+        hub.workloads.insert(workload.0.uid.clone(), workload);
     }
 
     /// Takes a workload out of snapshots and tells every connection; [`Event::ZdsWithdrawn`] follows.
@@ -219,7 +232,7 @@ impl Zds {
             let hub = self.hub();
             hub.workloads
                 .values()
-                .map(|workload| (workload.uid.clone(), workload.epoch))
+                .map(|workload| (workload.0.uid.clone(), workload.0.epoch))
                 .collect()
         };
         for (uid, epoch) in all {

@@ -31,6 +31,15 @@ impl Foresight {
         self.changes.insert(pod.clone(), ahead);
     }
 
+    /// A sandbox of the pod has begun. The executor has then forgotten what it was told of the pod, and keeps nothing that it is
+    /// told while there is one; so nothing is left to tell, unless a call is on its way that may come once that one has ended.
+    /// Without it the executor has nothing else to do while ztunnel and the runtime wait.
+    fn is_used_up(&mut self, pod: &PodUid) -> bool {
+        self.changes.remove(pod);
+        let on_its_way = |calls: &BTreeMap<_, _>| calls.contains_key(pod);
+        !self.in_flight.as_ref().is_some_and(on_its_way)
+    }
+
     /// The executor's connection has ended, and with it all that it was told.
     pub(super) fn forget(&mut self) {
         *self = Self {
@@ -69,10 +78,15 @@ impl World {
         let ahead = decision
             .filter(|_| known && untouched && !pod.ended())
             .map(|decision| decision.options.clone().map_or(Desired::None, Desired::Ambient));
-        if ahead != pod.foreseen {
-            pod.foreseen.clone_from(&ahead);
-            self.foresight.set(&pod.reference.uid, ahead);
+        if ahead == pod.foreseen {
+            return;
         }
+        pod.foreseen.clone_from(&ahead);
+        let uid = &pod.reference.uid;
+        if pod.current.is_some() && self.foresight.is_used_up(uid) {
+            return;
+        }
+        self.foresight.set(uid, ahead);
     }
 
     pub(super) fn foreseen(&mut self, call: u64, result: &Result<(), Failure>) {

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 pub use super::queue::Phase;
 use super::queue::{Item, Queue, Sent};
-use super::{Command, InvalidPacket, Zds, lock, message, unix_ms};
+use super::{Command, InvalidPacket, Workload, Zds, lock, message, unix_ms};
 use crate::reconcile::Event;
 use crate::reconcile::event::ConnectionId;
 
@@ -158,18 +158,16 @@ impl Connection {
 
     async fn say(&mut self, server: &Zds, item: Item) -> Result<(), ConnectionError> {
         self.oldest.get_or_insert_with(Instant::now);
-        let (bytes, netns) = match &item {
-            Item::Add(workload) => (
-                message::add(&workload.uid, &workload.info),
-                Some(workload.netns.clone()),
-            ),
-            Item::Del(uid, _) => (message::del(uid), None),
-            Item::SnapshotEnd => (message::snapshot_sent(), None),
-        };
         // Counted as said before it is: if the peer hangs here, this is what it hangs at.
-        self.queue.said(item);
-        let descriptors: Vec<_> = netns.iter().map(|netns| netns.as_fd()).collect();
-        let sent = tokio::time::timeout(self.deadline, self.socket.send(&bytes, &descriptors)).await;
+        self.queue.said(&item);
+        let send = async {
+            match &item {
+                Item::Add(Workload(add)) => self.socket.send(&add.message, &[add.netns.as_fd()]).await,
+                Item::Del(uid, _) => self.socket.send(&message::del(uid), &[]).await,
+                Item::SnapshotEnd => self.socket.send(&message::snapshot_sent(), &[]).await,
+            }
+        };
+        let sent = tokio::time::timeout(self.deadline, send).await;
         match sent {
             Ok(sent) => Ok(sent?),
             Err(_) => Err(self.expire(server)),

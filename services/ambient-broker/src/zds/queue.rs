@@ -39,7 +39,7 @@ impl Phase {
 /// Something to say.
 #[derive(Debug)]
 pub(super) enum Item {
-    Add(Box<Workload>),
+    Add(Workload),
     Del(PodUid, Arc<WithdrawGuard>),
     SnapshotEnd,
 }
@@ -83,11 +83,7 @@ impl Queue {
         self.phase = Phase::Snapshot;
         self.open |= open;
         // Nothing waits yet and each workload is there once, so none has to be looked for as in `offer`.
-        self.waiting.extend(
-            workloads
-                .into_iter()
-                .map(|workload| Item::Add(Box::new(workload))),
-        );
+        self.waiting.extend(workloads.into_iter().map(Item::Add));
     }
 
     pub(super) fn open(&mut self) {
@@ -100,25 +96,28 @@ impl Queue {
         if self.phase == Phase::Hello || (snapshot_only && over) {
             return;
         }
-        let in_flight = |sent: &Sent| matches!(sent, Sent::Add(uid, epoch) if *uid == workload.uid && *epoch == workload.epoch);
-        let known = self.acked.get(&workload.uid) == Some(&workload.epoch);
+        let uid = &workload.0.uid;
+        let epoch = workload.0.epoch;
+        let in_flight =
+            |sent: &Sent| matches!(sent, Sent::Add(other, attempt) if other == uid && *attempt == epoch);
+        let known = self.acked.get(uid) == Some(&epoch);
         if !over && (known || self.unanswered.iter().any(in_flight)) {
             return;
         }
         let waits = self
             .waiting
             .iter_mut()
-            .find(|item| matches!(item, Item::Add(other) if other.uid == workload.uid));
+            .find(|item| matches!(item, Item::Add(other) if other.0.uid == *uid));
         match waits {
-            Some(item) => *item = Item::Add(Box::new(workload)),
-            None => self.waiting.push_back(Item::Add(Box::new(workload))),
+            Some(item) => *item = Item::Add(workload),
+            None => self.waiting.push_back(Item::Add(workload)),
         }
     }
 
     /// What waits for the workload is forgotten; a deletion follows if the peer may know it.
     pub(super) fn withdraw(&mut self, uid: PodUid, guard: Arc<WithdrawGuard>) {
         self.waiting
-            .retain(|item| !matches!(item, Item::Add(other) if other.uid == uid));
+            .retain(|item| !matches!(item, Item::Add(other) if other.0.uid == uid));
         self.acked.remove(&uid);
         match self.phase {
             Phase::Hello => {}
@@ -155,15 +154,16 @@ impl Queue {
     }
 
     /// The message was sent.
-    pub(super) fn said(&mut self, item: Item) {
+    pub(super) fn said(&mut self, item: &Item) {
         self.unanswered.push_back(match item {
             Item::Add(workload) => {
-                self.sent.insert(workload.uid.clone());
-                Sent::Add(workload.uid, workload.epoch)
+                let uid = &workload.0.uid;
+                self.sent.insert(uid.clone());
+                Sent::Add(uid.clone(), workload.0.epoch)
             }
             Item::Del(uid, guard) => {
-                self.sent.remove(&uid);
-                Sent::Del(guard)
+                self.sent.remove(uid);
+                Sent::Del(guard.clone())
             }
             Item::SnapshotEnd => Sent::SnapshotEnd,
         });

@@ -46,16 +46,12 @@ fn uid(n: u32) -> PodUid {
 fn workload(n: u32, epoch: u64) -> Workload {
     // Any nsfs descriptor does: the server only passes it on.
     let netns = OwnedFd::from(std::fs::File::open("/proc/self/ns/net").unwrap());
-    Workload {
-        uid: uid(n),
-        epoch: Epoch(epoch),
-        info: WorkloadInfo {
-            name: format!("pod-{n}"),
-            namespace: "default".into(),
-            service_account: "sa".into(),
-        },
-        netns: Arc::new(netns),
-    }
+    let info = WorkloadInfo {
+        name: format!("pod-{n}"),
+        namespace: "default".into(),
+        service_account: "sa".into(),
+    };
+    Workload::new(uid(n), Epoch(epoch), &info, Arc::new(netns))
 }
 
 impl Server {
