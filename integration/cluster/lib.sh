@@ -15,15 +15,16 @@ KUBECONFIG=$W/admin.kubeconfig
 # What is built once stays outside the repository, under a name that changes with the recipe.
 CACHE=${SLUICE_CLUSTER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/sluice-cluster}
 recipe_hash() {
-  { go env GOVERSION GOARCH 2>/dev/null; cat "$RECIPE"/build.sh "$RECIPE"/build/go.{mod,sum} "$RECIPE"/build/*/main.go; } |
+  { go env GOVERSION GOARCH 2>/dev/null; cat "$RECIPE"/build.sh "$RECIPE"/build/{,runtime/}go.{mod,sum} "$RECIPE"/build/*/main.go; } |
     sha256sum | cut -c1-16
 }
 BIN=${SLUICE_CLUSTER_BIN:-$CACHE/$(recipe_hash)}
 
+# Others can be named. Debian's are older: CONTAINERD_BIN=/usr/bin/containerd CTR_BIN=/usr/bin/ctr (without CNI 1.1.0).
+CONTAINERD_BIN=${CONTAINERD_BIN:-$BIN/containerd}  # its shim is beside it
+CTR_BIN=${CTR_BIN:-$BIN/ctr}
+CNI_PLUGINS=${CNI_PLUGINS:-$BIN/cni}
 # Debian's packages (see `make setup-cluster`)
-CONTAINERD_BIN=${CONTAINERD_BIN:-$(command -v containerd || true)}
-CTR_BIN=${CTR_BIN:-$(command -v ctr || true)}
-CNI_PLUGINS=${CNI_PLUGINS:-/usr/lib/cni}
 BUSYBOX=${BUSYBOX:-/bin/busybox}
 
 # The wire between API server and node: a bridge in the machine's own network namespace, the node on a veth of it.

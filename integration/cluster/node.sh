@@ -11,6 +11,8 @@
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 D=$W/$NODE
+# The shim that belongs to the runtime comes first.
+NODE_PATH=$(dirname "$CONTAINERD_BIN"):/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 CGROUP=$CLUSTER-$NODE # cgroup v1: one of this name in every hierarchy
 
 # path in the node = folder of $D
@@ -37,7 +39,7 @@ only_child_of() { pgrep -P "$1" | head -n 1; }
 spawn_in_node() {
   local name=$1 outer child=""; shift
   spawn "$name" nsenter -t "$(pid_of "$D/init.pid")" -m -n -u -p -i -- \
-    env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root "$@"
+    env -i PATH="$NODE_PATH" HOME=/root "$@"
   outer=$(pid_of "$W/pid/$name") || die "$name did not start (see $W/log/$name.log)"
   for _ in $(seq 100); do child=$(only_child_of "$outer") && [ -n "$child" ] && break; sleep 0.05; done
   [ -n "$child" ] || die "$name did not start (see $W/log/$name.log)"
@@ -128,7 +130,7 @@ subnet_known() { SUBNET=$(kc get node "$NODE" -o jsonpath='{.spec.podCIDR}') && 
 
 start() {
   ! alive "$D/init.pid" || die "the node is up"
-  [ -n "$CONTAINERD_BIN" ] || die "no containerd: run make setup-cluster"
+  [ -x "$CONTAINERD_BIN" ] || die "no containerd at $CONTAINERD_BIN: up.sh builds it"
   mkdir -p "$D/static-pods"
   mkdir_cgroups
   start_init
