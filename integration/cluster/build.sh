@@ -54,7 +54,7 @@ for program in containerd containerd-shim-runc-v2 ctr; do
     "-s -w -X github.com/containerd/containerd/v2/version.Version=$containerd"
 done
 mkdir -p "$BIN/.cni"
-for plugin in main/bridge main/ptp main/loopback ipam/host-local meta/portmap; do
+for plugin in main/bridge main/ptp main/loopback ipam/host-local meta/portmap meta/tuning; do
   build ".cni/${plugin#*/}" "github.com/containernetworking/plugins/plugins/$plugin" \
     "-s -w -X github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion=$plugins"
 done

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::harness::{Cluster, Mesh, Namespace, PATIENCE, eventually, on_cluster};
 use crate::pods::{pod, probes, server_spec};
@@ -11,6 +11,9 @@ use crate::sluice::{Sluice, cri};
 
 /// The primary network's file (`integration/cluster/conf/podnet.conflist.in`).
 const PRIMARY: &str = "/etc/cni/net.d/10-podnet.conflist";
+
+/// The CNI version with STATUS and GC.
+const NEWEST: &str = "1.1.0";
 
 /// Puts the primary network's file back when dropped.
 pub(crate) struct Original<'a> {
@@ -34,16 +37,21 @@ impl<'a> Original<'a> {
         Ok(())
     }
 
-    /// Makes it one of this plugin and CNI version, and waits until the chain is.
-    fn change(&self, sluice: &Sluice<'_>, plugin: &str, version: &str) -> anyhow::Result<()> {
+    /// Makes it one of this plugin and CNI version with `more` plugins behind, and waits until the chain is.
+    fn change(&self, sluice: &Sluice<'_>, plugin: &str, version: &str, more: &[Value]) -> anyhow::Result<()> {
         let mut conflist: Value = serde_json::from_str(&self.text)?;
         conflist["cniVersion"] = version.into();
         conflist["plugins"][0]["type"] = plugin.into();
+        let plugins = conflist["plugins"].as_array_mut().context("no plugins")?;
+        plugins.extend_from_slice(more);
+        let types = plugins.iter().map(|plugin| plugin["type"].clone());
+        let expected: Vec<Value> = types.chain([json!("sluice-cni")]).collect();
         self.replace(&conflist.to_string())?;
         eventually("the chain follows its primary", PATIENCE, || {
             let chain = sluice.chain()?;
-            let follows = chain["cniVersion"] == version && chain["plugins"][0]["type"] == plugin;
-            Ok((follows && sluice.chained()?).then_some(()))
+            let plugins = chain["plugins"].as_array().context("a list without plugins")?;
+            let same = plugins.iter().map(|plugin| &plugin["type"]).eq(&expected);
+            Ok((chain["cniVersion"] == version && same).then_some(()))
         })
     }
 }
@@ -65,10 +73,10 @@ fn pods_are_enrolled_on_bridge_and_ptp_of_every_cni_version() -> anyhow::Result<
             ("bridge", "0.4.0"),
             ("ptp", "0.3.1"),
             ("ptp", "1.0.0"),
-            ("ptp", "1.1.0"),
-            ("bridge", "1.1.0"),
+            ("ptp", NEWEST),
+            ("bridge", NEWEST),
         ] {
-            original.change(&sluice, plugin, version)?;
+            original.change(&sluice, plugin, version, &[])?;
 
             let name = format!("{plugin}-{}", version.replace('.', "-"));
             cluster.apply(&[pod(&namespace, &name, &server_spec(&probes()))])?;
@@ -87,24 +95,22 @@ fn a_node_without_the_agent_keeps_its_network() -> anyhow::Result<()> {
     on_cluster(|cluster| {
         let sluice = Sluice::ensure(cluster)?;
         let original = Original::keep(cluster)?;
-        original.change(&sluice, "bridge", "1.1.0")?;
-        {
-            // This runtime does ask: where the entry may fail, it believes it.
-            let _gate = Gate::set(&sluice)?;
-            let executor = sluice.service_pid(&sluice.init_pid("netns-executor")?)?;
-            cluster.node(&["kill", "-STOP", &executor])?;
-            let away = eventually("the network is away", PATIENCE, || {
-                Ok((!has_network(cluster)?).then_some(()))
-            });
-            cluster.node(&["kill", "-CONT", &executor])?;
-            away?;
-            eventually("the network is back", PATIENCE, || {
-                Ok(has_network(cluster)?.then_some(()))
-            })?;
-        }
-        sluice.wait_ready()?;
-        eventually("the entry may not fail", PATIENCE, || {
-            Ok((!may_fail(&sluice.chain()?)).then_some(()))
+        // This runtime does ask, and believes a plugin that refuses.
+        let refuses =
+            format!(r#"echo '{{"cniVersion": "{NEWEST}", "code": 50, "msg": "not today"}}'; exit 1"#);
+        std::fs::write(
+            cluster.node_path("/opt/cni/bin/refuses")?,
+            format!("#!/bin/sh\n{refuses}\n"),
+        )?;
+        cluster.node(&["chmod", "755", "/opt/cni/bin/refuses"])?;
+        original.change(&sluice, "bridge", NEWEST, &[json!({"type": "refuses"})])?;
+        eventually("the network is away", PATIENCE, || {
+            Ok((!has_network(cluster)?).then_some(()))
+        })?;
+        original.change(&sluice, "bridge", NEWEST, &[])?;
+        cluster.node(&["rm", "/opt/cni/bin/refuses"])?;
+        eventually("the network is back", PATIENCE, || {
+            Ok(has_network(cluster)?.then_some(()))
         })?;
 
         sluice.remove_agent()?;
@@ -118,12 +124,6 @@ fn a_node_without_the_agent_keeps_its_network() -> anyhow::Result<()> {
     })
 }
 
-/// Whether our entry in this chain may fail STATUS.
-fn may_fail(chain: &Value) -> bool {
-    let plugins = chain["plugins"].as_array();
-    plugins.is_some_and(|plugins| plugins.iter().any(|plugin| plugin["status"]["gateNode"] == true))
-}
-
 /// Whether the runtime says that pods can have a network.
 fn has_network(cluster: &Cluster) -> anyhow::Result<bool> {
     let info: Value = serde_json::from_str(&cri(cluster, &["info"])?)?;
@@ -132,27 +132,6 @@ fn has_network(cluster: &Cluster) -> anyhow::Result<bool> {
         .and_then(|all| all.iter().find(|condition| condition["type"] == "NetworkReady"))
         .context("the runtime has no condition NetworkReady")?;
     Ok(network["status"] == true)
-}
-
-/// Lets our entry fail STATUS until dropped.
-struct Gate<'a>(&'a Sluice<'a>);
-
-impl<'a> Gate<'a> {
-    fn set(sluice: &'a Sluice<'a>) -> anyhow::Result<Self> {
-        sluice.set_env("installer", "SLUICE_GATE_NODE=true")?;
-        let gate = Self(sluice);
-        sluice.wait_ready()?;
-        eventually("the entry may fail", PATIENCE, || {
-            Ok(may_fail(&sluice.chain()?).then_some(()))
-        })?;
-        Ok(gate)
-    }
-}
-
-impl Drop for Gate<'_> {
-    fn drop(&mut self) {
-        let _ = self.0.set_env("installer", "SLUICE_GATE_NODE-");
-    }
 }
 
 #[test]

@@ -49,16 +49,17 @@ impl Drop for Sandbox<'_> {
 
 /// Milliseconds that each `RunPodSandbox` of these pods took until its end, good or bad, by the runtime's log, in its order.
 pub(crate) fn creation_times(log: &str, pod_prefix: &str) -> Vec<f64> {
-    let wanted = format!("Name:{pod_prefix}");
-    let mut started: Vec<(String, f64)> = Vec::new();
+    // containerd 2, and before it.
+    let wanted = [format!("name:\\\"{pod_prefix}"), format!("Name:{pod_prefix}")];
+    let mut started: Vec<(&str, f64)> = Vec::new();
     let mut times = Vec::new();
-    for line in log
-        .lines()
-        .filter(|line| line.contains("RunPodSandbox for") && line.contains(&wanted))
-    {
+    for line in log.lines() {
         let (Some(at), Some(pod)) = (seconds(line), identity(line)) else {
             continue;
         };
+        if !wanted.iter().any(|wanted| pod.contains(wanted)) {
+            continue;
+        }
         if line.contains("returns sandbox id") || line.contains("failed, error") {
             if let Some(index) = started.iter().position(|(name, _)| *name == pod) {
                 times.push((at - started.remove(index).1) * 1000.0);
@@ -84,10 +85,12 @@ fn seconds(line: &str) -> Option<f64> {
     Some(hours * 3600.0 + minutes * 60.0 + seconds)
 }
 
-/// The part of a log line that names pod, UID and attempt.
-fn identity(line: &str) -> Option<String> {
-    let rest = &line[line.find("&PodSandboxMetadata{")?..];
-    Some(rest[..rest.find('}')?].to_owned())
+/// The part of a log line about `RunPodSandbox` that names pod, UID and attempt.
+fn identity(line: &str) -> Option<&str> {
+    let rest = line.split("RunPodSandbox for ").nth(1)?;
+    let ends = [" returns sandbox id", " failed, error"].map(|end| rest.find(end));
+    let end = ends.into_iter().flatten().min();
+    Some(end.map_or_else(|| rest.strip_suffix('"').unwrap_or(rest), |end| &rest[..end]))
 }
 
 /// First quartile, median, third quartile.

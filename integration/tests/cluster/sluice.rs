@@ -184,24 +184,6 @@ impl<'a> Sluice<'a> {
             .map(drop)
     }
 
-    /// Changes the environment of a container of the agent (`NAME=VALUE`, or `NAME-`), without waiting. Whoever sets a variable takes
-    /// it away again: an upgrade leaves it.
-    pub(crate) fn set_env(&self, container: &str, change: &str) -> anyhow::Result<()> {
-        let what = format!("daemonset/{DAEMON_SET}");
-        self.cluster
-            .kubectl(&[
-                "-n",
-                NAMESPACE,
-                "set",
-                "env",
-                &what,
-                "--containers",
-                container,
-                change,
-            ])
-            .map(drop)
-    }
-
     /// Waits until a container that was killed is back and the agent serves.
     pub(crate) fn wait_recovered(&self, within: Duration) -> anyhow::Result<()> {
         eventually("the agent is ready again", within, || {
