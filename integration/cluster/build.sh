@@ -58,6 +58,6 @@ for plugin in main/bridge main/ptp main/loopback ipam/host-local meta/portmap me
   build ".cni/${plugin#*/}" "github.com/containernetworking/plugins/plugins/$plugin" \
     "-s -w -X github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion=$plugins"
 done
-mv "$BIN/.cni" "$BIN/cni"
+rm -rf "$BIN/cni" && mv "$BIN/.cni" "$BIN/cni"
 touch "$BIN/complete"
 log "programs: $BIN ($((SECONDS - started)) s)"
