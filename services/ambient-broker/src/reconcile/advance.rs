@@ -93,7 +93,7 @@ impl World {
         let right = pod
             .current
             .as_ref()
-            .is_some_and(|current| current.rules == desired);
+            .is_some_and(|current| current.is_programmed(&desired));
         taken && right
     }
 
@@ -116,7 +116,7 @@ impl World {
             && pod
                 .current
                 .as_ref()
-                .is_some_and(|current| current.rules == desired)
+                .is_some_and(|current| current.is_programmed(&desired))
     }
 
     /// Enrols a running pod. While no proxy is ready a pod that is not yet redirected is left alone, but is in the

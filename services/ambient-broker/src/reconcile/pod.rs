@@ -179,9 +179,14 @@ impl Current {
         &self.sandbox.id
     }
 
+    /// The namespace is like this, and nothing is on its way that would change it.
+    pub(super) fn is_programmed(&self, desired: &Desired) -> bool {
+        self.rules == *desired && self.programming.is_none()
+    }
+
     /// Nothing of ours is in the namespace and nothing is on its way.
     pub(super) fn is_clean(&self) -> bool {
-        self.rules == Desired::None && self.programming.is_none()
+        self.is_programmed(&Desired::None)
     }
 
     /// Its ADD is about to fail.

@@ -134,7 +134,7 @@ impl World {
             Some(Answer::Acked { .. }) => true,
             Some(Answer::Awaited { .. }) | None => false,
         };
-        let in_place = current.rules == Desired::Ambient(options.clone()) && pod.probes_confirmed;
+        let in_place = current.is_programmed(&Desired::Ambient(options.clone())) && pod.probes_confirmed;
         if acked && in_place && current.add.is_none() {
             (Standing::Enrolled, "")
         } else if !current.sandbox.reachable {

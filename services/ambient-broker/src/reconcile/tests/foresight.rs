@@ -170,3 +170,22 @@ fn a_pod_that_left_the_mesh_while_its_rules_were_made_ahead_passes_without_them(
     bench.programmed(&sandbox, Desired::None);
     assert_eq!(verdicts(&bench.take()), [Verdict::Pass]);
 }
+
+#[test]
+fn a_pod_that_left_and_came_back_meanwhile_is_not_admitted_before_what_is_on_its_way_is_answered() {
+    let mut bench = Bench::selected();
+    bench.apply(pod(1, false));
+    let mut sandbox = sandbox(1, 1, true);
+    sandbox.programmed = ambient();
+    bench.pending(&sandbox);
+    assert_eq!(programs(&bench.take()), [Desired::None]);
+    bench.apply(pod(1, true));
+    bench.fetched(&sandbox);
+    let epoch = offered(&bench.take());
+    bench.acked(1, C1, epoch);
+    assert!(verdicts(&bench.take()).is_empty(), "its rules are being removed");
+    bench.programmed(&sandbox, Desired::None);
+    assert_eq!(programs(&bench.take()), [ambient()]);
+    bench.programmed(&sandbox, ambient());
+    assert_eq!(verdicts(&bench.take()), [Verdict::Ambient]);
+}
