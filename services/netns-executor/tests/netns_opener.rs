@@ -7,6 +7,7 @@ mod opener;
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::sys::socket::{SockType, getsockopt, sockopt};
+use nix::time::{ClockId, clock_gettime};
 use sluice_proto::opener::{OpenerReply, OpenerRequest, REPLY_LEN};
 use sluice_proto::transport::descriptors::{receive, send};
 use sluice_testkit::cgroup::PodCgroup;
@@ -243,15 +244,23 @@ fn herd(processes: u32) -> Spawn {
     Spawn::program("herd", target.join("examples/herd")).arg((processes - 1).to_string())
 }
 
+/// CPU time of reading `cgroup` of every process there is, which a scan cannot do without.
+fn cost_of_reading_cgroups() -> Duration {
+    let cpu = || Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap());
+    let before = cpu();
+    for entry in std::fs::read_dir("/proc").unwrap() {
+        // One that has ended, or no process.
+        let _ = std::fs::read(entry.unwrap().path().join("cgroup"));
+    }
+    cpu() - before
+}
+
 #[test]
 fn a_scan_of_5000_processes_in_250_pods_is_cheap_and_none_is_made_beside_it() {
     const PODS: usize = 250;
     const IN_EACH: u32 = 16;
     // Daemons and threads of the kernel; a node with many processors has that many of those alone.
     const IN_NO_POD: u32 = 1000;
-    // Of the shipped binary; one that was built for debugging takes half as long again.
-    let shipped = std::env::var_os("SLUICE_BIN_DIR").is_some();
-    let bound = Duration::from_millis(if shipped { 200 } else { 400 });
     let fixture = Fixture::start();
     let others = herd(IN_NO_POD).start().unwrap();
     let pods: Vec<_> = (0..PODS).map(|_| Herd::start(IN_EACH)).collect();
@@ -276,8 +285,16 @@ fn a_scan_of_5000_processes_in_250_pods_is_cheap_and_none_is_made_beside_it() {
         Duration::from_millis((cpu() - before) * 10)
     };
     let best = (0..10).map(measure).min().unwrap();
-    println!("a scan of 5,000 processes in 250 pods: {best:?} CPU");
-    assert!(best <= bound, "{best:?} CPU for 5,000 processes");
+    let floor = (0..10).map(|_| cost_of_reading_cgroups()).min().unwrap();
+    println!("a scan of 5,000 processes in 250 pods: {best:?} CPU; to read one file of each: {floor:?}");
+    // Of the shipped binary; one that was built for debugging takes half as long again. A slow machine is given what the files
+    // themselves take longer.
+    let shipped = std::env::var_os("SLUICE_BIN_DIR").is_some();
+    let bound = Duration::from_millis(if shipped { 200 } else { 400 }).max(floor * 3);
+    assert!(
+        best <= bound,
+        "{best:?} CPU for 5,000 processes; at most {bound:?}"
+    );
     for pod in &pods {
         assert_eq!(fixture.candidates(&pod.uid), [pod.netns.inode()]);
     }
