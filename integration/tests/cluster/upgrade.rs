@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::ensure;
 
-use crate::harness::{Cluster, PATIENCE, eventually, on_cluster};
+use crate::harness::{Cluster, PATIENCE, eventually, on_cluster, time_factor};
 use crate::scenario::busy;
 use crate::sluice::{CONTAINERS, DAEMON_SET, NAMESPACE, Sluice};
 
@@ -34,7 +34,7 @@ fn a_rolling_upgrade_costs_no_request_and_delays_no_pod() -> anyhow::Result<()> 
         outcome.print("rolling upgrade");
         outcome.assert_no_pod_delayed()?;
         ensure!(
-            outcome.disturbance <= ROLLOUT_LIMIT,
+            outcome.disturbance <= ROLLOUT_LIMIT * time_factor(),
             "the rollout took {:?}",
             outcome.disturbance
         );
