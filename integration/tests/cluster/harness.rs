@@ -248,7 +248,11 @@ pub(crate) fn eventually<T>(
 /// How much longer things may take than on a machine that does nothing else: `SLUICE_TIME_FACTOR`, 1 if unset. For limits on what
 /// the whole node does; whether anything is lost or unprotected does not depend on it.
 pub(crate) fn time_factor() -> u32 {
-    std::env::var("SLUICE_TIME_FACTOR").map_or(1, |factor| factor.parse().unwrap_or(1))
+    std::env::var("SLUICE_TIME_FACTOR").map_or(1, |factor| {
+        factor
+            .parse()
+            .unwrap_or_else(|error| panic!("SLUICE_TIME_FACTOR={factor}: {error}; a whole number is allowed"))
+    })
 }
 
 /// Runs a test on the cluster, alone; if it fails, prints what the agent and the kubelet said.
