@@ -23,13 +23,18 @@ fn a_file_is_replaced_by_another_one_with_the_mode_that_was_asked_for() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a.conflist");
     fs::write(&path, "old").unwrap();
-    let old = fs::metadata(&path).unwrap().ino();
+    // Held open: the inode number of a file that is gone may be given to the next one.
+    let old = fs::File::open(&path).unwrap();
     for wanted in [0o600, 0o640, 0o755] {
         write(&path, b"new", FileMode::Exactly(wanted), None).unwrap();
         assert_eq!(mode(&path), wanted);
     }
     assert_eq!(fs::read(&path).unwrap(), b"new");
-    assert_ne!(fs::metadata(&path).unwrap().ino(), old);
+    assert_ne!(
+        fs::metadata(&path).unwrap().ino(),
+        old.metadata().unwrap().ino()
+    );
+    assert_eq!(std::io::read_to_string(old).unwrap(), "old");
     assert_eq!(names(directory.path()), ["a.conflist"]);
 }
 
