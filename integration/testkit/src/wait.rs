@@ -14,6 +14,16 @@ pub struct TimedOut {
 pub fn poll_until<T>(
     what: &str,
     within: Duration,
+    condition: impl FnMut() -> Option<T>,
+) -> Result<T, TimedOut> {
+    poll_sparsely(what, within, Duration::from_millis(10), condition)
+}
+
+/// [`poll_until`], where each look takes something from what is looked at: the pause grows to `longest_pause`.
+pub fn poll_sparsely<T>(
+    what: &str,
+    within: Duration,
+    longest_pause: Duration,
     mut condition: impl FnMut() -> Option<T>,
 ) -> Result<T, TimedOut> {
     let deadline = Instant::now() + within;
@@ -29,7 +39,7 @@ pub fn poll_until<T>(
             });
         }
         std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(10));
+        pause = (pause * 2).min(longest_pause);
     }
 }
 

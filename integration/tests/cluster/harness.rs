@@ -8,7 +8,7 @@ use anyhow::Context;
 use serde_json::Value;
 use sluice_testkit::netns::Place;
 use sluice_testkit::process;
-use sluice_testkit::wait::poll_until;
+use sluice_testkit::wait::poll_sparsely;
 
 use crate::api::Api;
 
@@ -225,6 +225,9 @@ pub(crate) fn tail(text: &str, lines: usize) -> String {
     all[all.len().saturating_sub(lines)..].join("\n")
 }
 
+/// Longest pause between two looks at the cluster: each takes the control plane some milliseconds of the cores that the node has.
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+
 /// Polls a fallible question; the last error is part of the failure.
 pub(crate) fn eventually<T>(
     what: &str,
@@ -232,7 +235,7 @@ pub(crate) fn eventually<T>(
     mut ask: impl FnMut() -> anyhow::Result<Option<T>>,
 ) -> anyhow::Result<T> {
     let mut last = None;
-    poll_until(what, within, || match ask() {
+    poll_sparsely(what, within, LONGEST_PAUSE, || match ask() {
         Ok(answer) => answer,
         Err(error) => {
             last = Some(error);

@@ -73,7 +73,12 @@ impl Pod {
 impl Namespace<'_> {
     /// All pods, without those being deleted.
     pub(crate) fn pods(&self) -> anyhow::Result<Vec<Pod>> {
-        let list = self.get("pods")?;
+        self.pods_selected("")
+    }
+
+    /// The pods that a label selector selects, without those being deleted.
+    pub(crate) fn pods_selected(&self, labels: &str) -> anyhow::Result<Vec<Pod>> {
+        let list = self.get(&format!("pods?labelSelector={labels}"))?;
         let items = list["items"].as_array().context("no list of pods")?;
         Ok(items.iter().map(Pod::read).filter(|pod| !pod.deleting).collect())
     }

@@ -52,7 +52,9 @@ impl World {
         if !runs || refused || pod.adopting || !self.executor_up() || object.ips.is_empty() {
             return;
         }
-        if !pod.backoff.ready(self.now) {
+        // Its netns has gone, and the runtime makes no other: a search would read every process of the node for nothing.
+        let over = pod.bereft && object.deletion_timestamp.is_some();
+        if over || !pod.backoff.ready(self.now) {
             return;
         }
         pod.adopting = true;

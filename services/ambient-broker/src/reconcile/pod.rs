@@ -226,6 +226,8 @@ pub(super) struct Pod {
     pub(super) backoff: Backoff,
     pub(super) problem: Option<(&'static str, Failure)>,
     pub(super) adopting: bool,
+    /// The runtime has ended the sandbox that it had.
+    pub(super) bereft: bool,
     /// What the executor has been, or is being, told of its ADD.
     pub(super) foreseen: Option<Desired>,
     pub(super) timings: Vec<(&'static str, Duration)>,
@@ -254,6 +256,7 @@ impl Pod {
             backoff: Backoff::default(),
             problem: None,
             adopting: false,
+            bereft: false,
             foreseen: None,
             timings: Vec::new(),
             logged: None,

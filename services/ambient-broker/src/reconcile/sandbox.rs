@@ -30,7 +30,7 @@ impl State {
                 self.sandbox(*sandbox);
             }
             Event::SandboxPending(sandbox) | Event::SandboxChanged(sandbox) => self.sandbox(*sandbox),
-            Event::SandboxGone { id, pod } => self.gone(&id, &pod),
+            Event::SandboxGone { id, pod } => self.gone(&id, &pod, true),
             Event::Adopted { pod, result } => self.adopted(&pod, result),
             Event::LetGo { id, pod, result } => {
                 self.of(&id, &pod, |world, pod| world.told_gone(pod, result));
@@ -78,7 +78,7 @@ impl State {
             .filter(|(id, _)| !seen.contains(id))
             .collect();
         for (id, uid) in gone {
-            self.gone(&id, &uid);
+            self.gone(&id, &uid, false);
         }
         // A new executor may have lost the probe set with the host's rules.
         for pod in self.pods.values_mut() {
@@ -99,8 +99,10 @@ impl State {
         self.with(&uid, |world, pod| world.take_sandbox(pod, sandbox));
     }
 
-    fn gone(&mut self, id: &SandboxId, uid: &PodUid) {
+    /// `told`: the runtime has ended it; otherwise it may be that only the executor does not know it any more.
+    fn gone(&mut self, id: &SandboxId, uid: &PodUid, told: bool) {
         self.of(id, uid, |world, pod| {
+            pod.bereft |= told;
             // Between two tries of the runtime people ask why; its DEL may come before we hear that our word has arrived.
             let refused = pod
                 .current

@@ -30,10 +30,7 @@ fn a_file_is_replaced_by_another_one_with_the_mode_that_was_asked_for() {
         assert_eq!(mode(&path), wanted);
     }
     assert_eq!(fs::read(&path).unwrap(), b"new");
-    assert_ne!(
-        fs::metadata(&path).unwrap().ino(),
-        old.metadata().unwrap().ino()
-    );
+    assert_ne!(fs::metadata(&path).unwrap().ino(), old.metadata().unwrap().ino());
     assert_eq!(std::io::read_to_string(old).unwrap(), "old");
     assert_eq!(names(directory.path()), ["a.conflist"]);
 }

@@ -128,6 +128,36 @@ fn a_running_pod_without_sandbox_is_looked_for_until_it_is_found() {
 }
 
 #[test]
+fn a_pod_that_is_being_deleted_is_not_looked_for_once_the_runtime_has_ended_its_sandbox() {
+    let (mut bench, sandbox, epoch) = Bench::enrolled();
+    let mut running = pod(1, true);
+    running.phase = Phase::Running;
+    running.ips = vec![IpAddr::from([10, 0, 0, 1])];
+    running.deletion_timestamp = Some("2026-01-01T00:00:00Z".to_owned());
+    bench.apply(running.clone());
+    bench.take();
+    bench.gone(&sandbox);
+    bench.withdrawn(epoch);
+    bench.pass(Duration::from_secs(4));
+    let effects = bench.take();
+    let idle = |effect: &Effect| !matches!(effect, Effect::Adopt { .. } | Effect::WriteStatus { .. });
+    assert!(effects.iter().all(idle), "{effects:?}");
+    let report = bench.report(1);
+    assert_eq!(
+        (report.standing, report.reason),
+        (Standing::Pending, "no-sandbox")
+    );
+
+    running.deletion_timestamp = None;
+    bench.apply(running);
+    let effects = bench.take();
+    assert!(
+        effects.iter().any(|e| matches!(e, Effect::Adopt { .. })),
+        "another pod's sandbox may have died: {effects:?}"
+    );
+}
+
+#[test]
 fn drift_that_cannot_be_mended_withdraws_the_status_until_it_is() {
     let (mut bench, mut enrolled, _) = Bench::enrolled();
     enrolled.pending = false;
