@@ -65,6 +65,21 @@ impl Cluster {
             .map(drop)
     }
 
+    /// Replaces the pod of a DaemonSet, and waits until the new one is Ready.
+    pub(crate) fn replace_pod(&self, namespace: &str, daemon_set: &str) -> anyhow::Result<()> {
+        let what = format!("daemonset/{daemon_set}");
+        self.kubectl(&["-n", namespace, "rollout", "restart", &what])?;
+        eventually(&format!("{what} has another pod"), PATIENCE, || {
+            let set = self.daemon_set(namespace, daemon_set)?;
+            let number = |pointer: &str| set.pointer(pointer).and_then(Value::as_u64);
+            let seen = number("/status/observedGeneration") == number("/metadata/generation");
+            let there = ["updatedNumberScheduled", "numberReady"]
+                .iter()
+                .all(|count| number(&format!("/status/{count}")) == Some(1));
+            Ok((seen && there).then_some(()))
+        })
+    }
+
     /// A DaemonSet.
     pub(crate) fn daemon_set(&self, namespace: &str, name: &str) -> anyhow::Result<Value> {
         let sets = format!("/apis/apps/v1/namespaces/{namespace}/daemonsets");

@@ -56,6 +56,12 @@ impl Ztunnel {
         })
     }
 
+    /// Whether it holds this pod, with open listeners.
+    pub(crate) fn holds(&self, pod: &Pod) -> anyhow::Result<bool> {
+        let report = self.control.counts()?;
+        Ok(report.workloads.get(&pod.uid).is_some_and(|held| held.listening))
+    }
+
     /// Waits until it holds none of these pods.
     pub(crate) fn wait_released(&self, pods: &[Pod], within: Duration) -> anyhow::Result<()> {
         let none_held = |report: &Report| pods.iter().all(|pod| !report.workloads.contains_key(&pod.uid));
