@@ -7,10 +7,12 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::time::{Duration, Instant};
 
 use sluice_proto::transport::descriptors::{MAX_DESCRIPTORS, TransportError};
+use sluice_proto::transport::kept::{KeptListener, LOOK};
 use sluice_proto::transport::preamble::{self, PREAMBLE_DEADLINE, PreambleStream};
 use sluice_proto::transport::seqpacket::{MAX_MESSAGE, SeqpacketConnection, SeqpacketListener};
 use sluice_proto::transport::uds::{Peer, PeerPolicy, bind_stream, check_free};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
 
 fn file_with(text: &str) -> std::fs::File {
     let mut file = tempfile::tempfile().unwrap();
@@ -235,6 +237,35 @@ async fn a_socket_replaces_what_was_at_its_path_and_has_its_mode() {
         error.starts_with("cannot bind socket ") && error.contains("absent/s.sock"),
         "{error}"
     );
+}
+
+#[tokio::test]
+async fn a_socket_whose_file_is_removed_is_made_again_and_one_that_was_taken_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s.sock");
+    let mut kept = KeptListener::bind(&path, 0o640).unwrap();
+    let (accepted, connected) = tokio::join!(kept.accept(), UnixStream::connect(&path));
+    let _pair = (accepted.unwrap(), connected.unwrap());
+
+    std::fs::remove_file(&path).unwrap();
+    let finds_it = async {
+        loop {
+            match UnixStream::connect(&path).await {
+                Ok(stream) => return stream,
+                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    };
+    let both = async { tokio::join!(kept.accept(), finds_it) };
+    let (accepted, _) = tokio::time::timeout(Duration::from_secs(10), both).await.unwrap();
+    accepted.unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o640);
+
+    let another = bind_stream(&path, 0o600, None).unwrap();
+    let left_alone = tokio::time::timeout(2 * LOOK, kept.accept()).await;
+    assert!(left_alone.is_err(), "who came?");
+    let (reached, _) = tokio::join!(another.accept(), UnixStream::connect(&path));
+    reached.unwrap();
 }
 
 #[test]

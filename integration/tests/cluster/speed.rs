@@ -13,6 +13,9 @@ use crate::sluice::Sluice;
 
 /// How many turns of a pod of each kind.
 const TURNS: usize = 45;
+/// What a sandbox takes without any agent where the limits were set, in milliseconds; a node that takes longer for that, too, may take
+/// longer for ours in the same proportion.
+const REFERENCE: f64 = 71.0;
 /// How many pods at once, and how many times with and without Sluice.
 const MANY: usize = 30;
 const MANY_TURNS: usize = 6;
@@ -31,9 +34,10 @@ fn a_sandbox_takes_hardly_longer_than_without_sluice() -> anyhow::Result<()> {
             let [low, middle, high] = quartiles(&times);
             println!("sandbox creation {what}, quartiles of {TURNS}: {low:.1}, {middle:.1}, {high:.1} ms");
             let more = middle - without;
+            let limit = limit * (without / REFERENCE).max(1.0);
             ensure!(
                 more <= limit,
-                "{what}: {more:.1} ms more; at most {limit} are allowed"
+                "{what}: {more:.1} ms more; at most {limit:.1} are allowed"
             );
         }
         Ok(())

@@ -169,6 +169,25 @@ fn istios_plugin_enrols_a_pod_and_hears_what_is_wrong() {
     );
 }
 
+/// With the broker's production uid and filter.
+#[test]
+fn sockets_that_another_agent_removes_at_its_end_are_made_again() {
+    let mesh = Mesh::start_with(with_istio_plugin()).unwrap();
+    let sockets = [
+        mesh.run.compatibility_socket(),
+        mesh.run.http_socket(),
+        mesh.run.workload_socket(),
+    ];
+    for socket in &sockets {
+        std::fs::remove_file(socket).unwrap();
+    }
+    for socket in &sockets {
+        poll_true("the socket is there again", PATIENCE, || socket.exists()).unwrap();
+    }
+    assert_eq!(cmdadd(&mesh, "").status, 400);
+    assert_eq!(get(&mesh.run.http_socket(), "/readyz").unwrap().status, 200);
+}
+
 #[test]
 fn istios_plugin_is_told_that_there_is_no_opener() {
     let mesh = Mesh::start_with(MeshOptions {

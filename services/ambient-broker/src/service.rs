@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use sluice_proto::paths::RunDir;
+use sluice_proto::transport::kept::KeptListener;
 use sluice_proto::transport::seqpacket::SeqpacketListener;
-use sluice_proto::transport::uds::{BindError, PeerPolicy, bind_stream, check_free};
+use sluice_proto::transport::uds::{BindError, PeerPolicy, check_free};
 use sluice_selection::SelectionConfig;
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -82,11 +83,11 @@ pub enum StartError {
 
 struct Listeners {
     zds: SeqpacketListener,
-    workload: UnixListener,
-    http: UnixListener,
-    compatibility: Option<UnixListener>,
+    workload: KeptListener,
+    http: KeptListener,
+    compatibility: Option<KeptListener>,
     tcp: Option<TcpListener>,
-    node: Option<UnixListener>,
+    node: Option<KeptListener>,
 }
 
 /// Everything that serves somebody; shares its parts with the loop.
@@ -269,17 +270,17 @@ async fn bind(config: &Config, zds: &Zds) -> Result<Listeners, StartError> {
     };
     let compatibility = match config.istio_cni {
         None => None,
-        Some(mode) => Some(bind_stream(&run.compatibility_socket(), mode, None)?),
+        Some(mode) => Some(KeptListener::bind(&run.compatibility_socket(), mode)?),
     };
     Ok(Listeners {
         zds: zds.bind()?,
-        workload: bind_stream(&run.workload_socket(), 0o660, None)?,
-        http: bind_stream(&run.http_socket(), 0o660, None)?,
+        workload: KeptListener::bind(&run.workload_socket(), 0o660)?,
+        http: KeptListener::bind(&run.http_socket(), 0o660)?,
         compatibility,
         tcp,
         node: match config.node {
             None => None,
-            Some(_) => Some(bind_stream(&run.node_socket(), 0o660, None)?),
+            Some(_) => Some(KeptListener::bind(&run.node_socket(), 0o660)?),
         },
     })
 }

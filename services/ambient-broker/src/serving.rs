@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use sluice_proto::pb::workload::pod_netns_server::PodNetnsServer;
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use sluice_proto::transport::kept::KeptListener;
+use tokio::net::{TcpListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::transport::server::Server;
@@ -14,7 +15,7 @@ use crate::lifecycle::Node;
 use crate::workload::Workloads;
 
 pub(crate) fn serve_unix<H: Handler>(
-    listener: UnixListener,
+    mut listener: KeptListener,
     door: Door,
     handler: H,
     tasks: &TaskTracker,
@@ -22,7 +23,7 @@ pub(crate) fn serve_unix<H: Handler>(
 ) {
     let (connections, stop) = (tasks.clone(), stop.clone());
     tasks.spawn(async move {
-        while let Some(stream) = accept(&listener, &door, &stop).await {
+        while let Some(stream) = accept(&mut listener, &door, &stop).await {
             serve_connection(stream, handler.clone(), &connections, &stop);
         }
     });
@@ -50,14 +51,14 @@ pub(crate) fn serve_tcp<H: Handler>(
 }
 
 /// The next connection that may be served; `None`: asked to stop.
-async fn accept(listener: &UnixListener, door: &Door, stop: &CancellationToken) -> Option<UnixStream> {
+async fn accept(listener: &mut KeptListener, door: &Door, stop: &CancellationToken) -> Option<UnixStream> {
     loop {
         let accepted = tokio::select! {
             () = stop.cancelled() => return None,
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((stream, _)) if door.admits(&stream) => return Some(stream),
+            Ok(stream) if door.admits(&stream) => return Some(stream),
             Ok(_) => {}
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
@@ -68,7 +69,7 @@ async fn accept(listener: &UnixListener, door: &Door, stop: &CancellationToken) 
 }
 
 pub(crate) fn serve_workloads(
-    listener: UnixListener,
+    listener: KeptListener,
     door: Door,
     workloads: Workloads,
     tasks: &TaskTracker,
@@ -93,7 +94,7 @@ pub(crate) fn serve_workloads(
 
 /// Serves the installer, until it has been told the last word.
 pub(crate) fn serve_node(
-    listener: UnixListener,
+    listener: KeptListener,
     door: Door,
     node: Node,
     tasks: &TaskTracker,
@@ -113,12 +114,12 @@ pub(crate) fn serve_node(
 }
 
 fn incoming(
-    listener: UnixListener,
+    listener: KeptListener,
     door: Door,
     stop: CancellationToken,
 ) -> impl futures_util::Stream<Item = std::io::Result<UnixStream>> {
-    futures_util::stream::unfold((listener, door, stop), |state| async move {
-        let stream = accept(&state.0, &state.1, &state.2).await?;
+    futures_util::stream::unfold((listener, door, stop), |mut state| async move {
+        let stream = accept(&mut state.0, &state.1, &state.2).await?;
         Some((Ok(stream), state))
     })
 }

@@ -13,7 +13,8 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::{Map, Value};
-use sluice_proto::transport::uds::{BindError, bind_stream};
+use sluice_proto::transport::kept::KeptListener;
+use sluice_proto::transport::uds::BindError;
 use tokio::sync::Semaphore;
 
 /// Name of the socket in the run directory of Istio's agent.
@@ -27,14 +28,14 @@ const MOST: usize = 16;
 
 /// Serves `log.sock` in `directory` until dropped. It takes the place of a socket that is there.
 pub(crate) fn serve(directory: &Path) -> Result<impl Future<Output = ()> + use<>, BindError> {
-    let listener = bind_stream(&directory.join(SOCKET), 0o600, None)?;
+    let mut listener = KeptListener::bind(&directory.join(SOCKET), 0o600)?;
     Ok(async move {
         let room = std::sync::Arc::new(Semaphore::new(MOST));
         loop {
             let Ok(place) = room.clone().acquire_owned().await else {
                 return;
             };
-            let Ok((stream, _)) = listener.accept().await else {
+            let Ok(stream) = listener.accept().await else {
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use sluice_proto::transport::kept::{LOOK, is_gone};
 use sluice_proto::transport::seqpacket::{SeqpacketConnection, SeqpacketListener};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -15,8 +16,6 @@ use crate::reconcile::event::ConnectionId;
 
 /// More connections at a time than any node has ztunnels.
 const MAX_CONNECTIONS: usize = 64;
-/// Between two looks whether the socket's file is still there.
-const LOOK: Duration = Duration::from_secs(1);
 /// A peer that is refused again and again is logged once in this time.
 const LOG_PAUSE: Duration = Duration::from_mins(1);
 
@@ -51,11 +50,10 @@ impl Zds {
         }
     }
 
-    /// Another listener if the socket's file is gone. An agent whose place was taken removes the file by its path when it
-    /// ends, and then it is ours: connections stay, but no ztunnel finds us any more.
+    /// Another listener if the socket's file is gone: connections stay, but no ztunnel finds us any more.
     fn bind_again(&self) -> Option<SeqpacketListener> {
         let path = &self.shared.options.socket;
-        if path.symlink_metadata().err()?.kind() != std::io::ErrorKind::NotFound {
+        if !is_gone(path) {
             return None;
         }
         match self.bind() {
