@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use serde_json::{Value, json};
 
 use crate::harness::{Cluster, Mesh, Namespace, PATIENCE, eventually, on_cluster, time_factor};
 use crate::pods::BOX;
-use crate::scenario::busy;
+use crate::scenario::{DELAY_LIMIT, busy};
 use crate::sluice::{CONTAINERS, DAEMON_SET, NAMESPACE, Sluice};
 
 /// From the start of a rolling upgrade until the new agent serves.
@@ -15,6 +15,8 @@ const ROLLOUT_LIMIT: Duration = Duration::from_secs(5);
 /// On a node that takes longer than [`ROLLOUT_LIMIT`] for any pod like ours: how many times as long as such a pod. Ours has more to
 /// take down and to find.
 const ROLLOUT_RATIO: f64 = 1.25;
+/// Rollouts, and as many of such a pod: how long one takes depends on when the kubelet looks, which it does once a second.
+const ROLLOUTS: usize = 3;
 
 #[test]
 fn a_rolling_upgrade_costs_no_request_and_delays_no_pod() -> anyhow::Result<()> {
@@ -23,32 +25,38 @@ fn a_rolling_upgrade_costs_no_request_and_delays_no_pod() -> anyhow::Result<()> 
         let plain = Namespace::create(cluster, "upgrade-plain", Mesh::Out)?;
         cluster.apply(&[of_our_shape(&plain)])?;
         cluster.rolled_out(&plain.name, &format!("daemonset/{SHAPE}"))?;
-        let mut floor = Duration::ZERO;
+        let (mut floors, mut rollouts) = (Vec::new(), Vec::new());
 
         let outcome = busy(&sluice, "upgrade", || {
-            let started = Instant::now();
-            cluster.replace_pod(&plain.name, SHAPE)?;
-            floor = started.elapsed();
-            let began = Instant::now();
-            cluster.replace_pod(NAMESPACE, DAEMON_SET)?;
-            sluice.wait_recovered(PATIENCE)?;
-            Ok(began)
+            let mut began = None;
+            for _ in 0..ROLLOUTS {
+                let started = Instant::now();
+                cluster.replace_pod(&plain.name, SHAPE)?;
+                floors.push(started.elapsed());
+                let started = Instant::now();
+                began.get_or_insert(started);
+                cluster.replace_pod(NAMESPACE, DAEMON_SET)?;
+                sluice.wait_recovered(PATIENCE)?;
+                rollouts.push(started.elapsed());
+            }
+            began.context("no rollout")
         })?;
 
-        outcome.print("rolling upgrade");
-        println!(
-            "a pod of the same shape that does nothing: {:.1} s",
-            floor.as_secs_f64()
-        );
-        outcome.assert_no_pod_delayed()?;
-        let limit = ROLLOUT_LIMIT.max(floor.mul_f64(ROLLOUT_RATIO)) * time_factor();
+        outcome.print("rolling upgrades");
+        println!("each: {rollouts:.1?}; of a pod of the same shape that does nothing: {floors:.1?}");
+        let limit = ROLLOUT_LIMIT.max(median(floors).mul_f64(ROLLOUT_RATIO));
+        let rollout = median(rollouts);
         ensure!(
-            outcome.disturbance <= limit,
-            "the rollout took {:?}, longer than {limit:?}",
-            outcome.disturbance
+            rollout <= limit * time_factor(),
+            "a rollout took {rollout:?}, longer than {limit:?}"
         );
-        Ok(())
+        outcome.assert_no_pod_delayed(limit)
     })
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
 }
 
 /// Name of the DaemonSet of [`of_our_shape`].
@@ -96,7 +104,7 @@ fn killing_each_service_twice_costs_no_request_and_delays_no_pod() -> anyhow::Re
                 Ok(began)
             })?;
             outcome.print(&format!("kill -9 of {container}'s service, twice"));
-            outcome.assert_no_pod_delayed()?;
+            outcome.assert_no_pod_delayed(DELAY_LIMIT)?;
             ensure!(
                 sluice.init_pid(container)? == init,
                 "the container of {container} was restarted"
@@ -136,7 +144,7 @@ fn killing_a_whole_container_costs_no_request_and_delays_no_pod() -> anyhow::Res
                 Ok(began)
             })?;
             outcome.print(&format!("kill -9 of {container}, once"));
-            outcome.assert_no_pod_delayed()?;
+            outcome.assert_no_pod_delayed(DELAY_LIMIT)?;
         }
         Ok(())
     })
