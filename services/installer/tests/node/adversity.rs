@@ -3,10 +3,10 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::CloneFlags;
 
 use crate::support::{Node, OWNED, PODNET, Reader, SOON, effective, wait_for};
@@ -34,8 +34,18 @@ fn enter_new_mount_namespace() {
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
 }
 
+/// A file system over a directory, until dropped: a directory under one cannot be removed with its node.
+#[must_use]
+struct Mounted(PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = umount2(&self.0, MntFlags::MNT_DETACH);
+    }
+}
+
 /// Puts a small file system over a directory, and what was in the directory into it.
-fn mount_small(directory: &Path, size: &str) {
+fn mount_small(directory: &Path, size: &str) -> Mounted {
     let files: Vec<_> = fs::read_dir(directory)
         .unwrap()
         .map(|entry| entry.unwrap())
@@ -53,6 +63,7 @@ fn mount_small(directory: &Path, size: &str) {
     for (name, bytes) in files {
         fs::write(directory.join(name), bytes).unwrap();
     }
+    Mounted(directory.to_owned())
 }
 
 fn remount(directory: &Path, flags: MsFlags) {
@@ -91,7 +102,7 @@ fn make_room(directory: &Path) {
 fn a_full_disk_keeps_what_is_there_and_is_overcome() {
     in_own_mount_namespace(|| {
         let node = Node::new();
-        mount_small(&node.net, "64k");
+        let _net = mount_small(&node.net, "64k");
         let _broker = node.broker();
         let _installer = node.start_ready();
         let reader = Reader::start(&node.net);
@@ -125,7 +136,7 @@ fn a_full_disk_keeps_what_is_there_and_is_overcome() {
 fn without_room_for_the_plugin_nothing_names_it() {
     in_own_mount_namespace(|| {
         let node = Node::new();
-        mount_small(&node.bin, "256k");
+        let _bin = mount_small(&node.bin, "256k");
         let _broker = node.broker();
         let _installer = node.start();
         let health = node.wait_health("ENOSPC", SOON);
@@ -144,7 +155,7 @@ fn without_room_for_the_plugin_nothing_names_it() {
 fn a_read_only_directory_is_named_with_what_to_do() {
     in_own_mount_namespace(|| {
         let node = Node::new();
-        mount_small(&node.bin, "16m");
+        let _bin = mount_small(&node.bin, "16m");
         remount(&node.bin, MsFlags::MS_RDONLY);
         let _broker = node.broker();
         let _installer = node.start();
@@ -155,7 +166,7 @@ fn a_read_only_directory_is_named_with_what_to_do() {
         );
         assert_eq!(node.names(), ["10-podnet.conflist"]);
         remount(&node.bin, MsFlags::empty());
-        mount_small(&node.net, "1m");
+        let _net = mount_small(&node.net, "1m");
         remount(&node.net, MsFlags::MS_RDONLY);
         node.wait_health("net.d/02-sluice.conflist", Duration::from_secs(20));
         assert_eq!(effective(&node.net).unwrap().0, "10-podnet.conflist");
