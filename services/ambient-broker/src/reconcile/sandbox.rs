@@ -120,6 +120,7 @@ impl State {
 impl World {
     /// A sandbox as it is now: a new one replaces what the pod had.
     fn take_sandbox(&mut self, pod: &mut Pod, sandbox: Sandbox) {
+        pod.bereft = false;
         let pending = sandbox.pending;
         match pod.current.as_mut() {
             Some(current)
