@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
+use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, mpsc as wake};
@@ -187,13 +188,15 @@ impl Watch {
                     changed = true;
                 }
             } else if let Some(name) = path.file_name() {
-                changed |= self.note_file(name.to_owned(), event.kind);
+                let found = path.symlink_metadata().ok();
+                changed |= self.note_file(name.to_owned(), event.kind, found.as_ref());
             }
         }
         changed
     }
 
-    fn note_file(&mut self, name: OsString, kind: EventKind) -> bool {
+    /// `found`: what is there by now, which may be more than the event is about.
+    fn note_file(&mut self, name: OsString, kind: EventKind, found: Option<&Metadata>) -> bool {
         if !is_manifest_name(&name) {
             // A volume's files are links through a hidden directory link, which is what gets replaced.
             let replaced = matches!(
@@ -207,9 +210,20 @@ impl Watch {
         match kind {
             EventKind::Create(CreateKind::Folder) | EventKind::Access(AccessKind::Open(_)) => false,
             EventKind::Create(_) => {
-                self.busy.insert(name, Instant::now() + LINKED);
+                let empty = found.is_some_and(|found| found.is_file() && found.len() == 0);
+                let patience = if empty { WRITING } else { LINKED };
+                self.busy.insert(name, Instant::now() + patience);
                 false
             }
+            // Another file has taken the place already. It may be in the middle of a write; its own events are on their way.
+            EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From))
+                if found.is_some() =>
+            {
+                self.busy.insert(name, Instant::now() + WRITING);
+                false
+            }
+            // Told of each of the two before.
+            EventKind::Modify(ModifyKind::Name(RenameMode::Both)) => false,
             EventKind::Modify(ModifyKind::Data(_) | ModifyKind::Any) => {
                 self.busy.insert(name, Instant::now() + WRITING);
                 false

@@ -55,6 +55,27 @@ async fn what_editors_leave_beside_a_file_is_ignored() {
 }
 
 #[tokio::test]
+async fn a_slow_writer_that_replaces_a_file_is_not_read_before_it_has_written() {
+    for remove in [false, true] {
+        let (mut fixture, _) = Fixture::with(WatchMode::Auto, &[("a.yaml", &pod("a", "x"))]).await;
+        if remove {
+            fs::remove_file(fixture.path("a.yaml")).unwrap();
+        } else {
+            fs::rename(fixture.path("a.yaml"), fixture.path("a.yaml~")).unwrap();
+        }
+        let mut file = fs::File::create(fixture.path("a.yaml")).unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        file.write_all(pod("a", "w").as_bytes()).unwrap();
+        drop(file);
+        let mut event = fixture.next().await;
+        if event == "pod shop/a deleted" {
+            event = fixture.next().await;
+        }
+        assert_eq!(event, "pod shop/a [\"w\"]");
+    }
+}
+
+#[tokio::test]
 async fn a_mounted_volumes_files_change_when_its_link_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let version = |name: &str, label: &str| {
