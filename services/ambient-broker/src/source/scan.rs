@@ -90,6 +90,13 @@ impl Files {
         self.busy = busy;
     }
 
+    /// Forgets a file, unless there is one of that name.
+    pub(super) fn forget_if_gone(&mut self, name: &OsStr) {
+        if std::fs::symlink_metadata(self.directory.join(name)).is_err() {
+            self.by_name.remove(name);
+        }
+    }
+
     /// Reads what changed. While the directory cannot be listed, everything stays as it was.
     pub(super) fn scan(&mut self, scope: &Scope<'_>) -> io::Result<()> {
         let result = self.try_scan(scope);

@@ -65,6 +65,8 @@ pub(super) struct Watch {
     busy: BTreeMap<OsString, Instant>,
     /// Files to read at the next scan.
     touched: BTreeSet<OsString>,
+    /// Files that were removed or moved away. If another one is there at the next scan, its own events say when to read it.
+    removed: BTreeSet<OsString>,
     /// What happened cannot be put down to single files: look at all.
     look_at_all: bool,
     told: View,
@@ -93,6 +95,7 @@ impl Watch {
             degraded: None,
             busy: BTreeMap::new(),
             touched: BTreeSet::new(),
+            removed: BTreeSet::new(),
             look_at_all: true,
             told: View::default(),
             synced: false,
@@ -208,22 +211,16 @@ impl Watch {
             return replaced;
         }
         match kind {
-            EventKind::Create(CreateKind::Folder) | EventKind::Access(AccessKind::Open(_)) => false,
+            // A name that moved is told of on its own, with what it was moved from or to.
+            EventKind::Create(CreateKind::Folder)
+            | EventKind::Access(AccessKind::Open(_))
+            | EventKind::Modify(ModifyKind::Name(RenameMode::Both)) => false,
             EventKind::Create(_) => {
                 let empty = found.is_some_and(|found| found.is_file() && found.len() == 0);
                 let patience = if empty { WRITING } else { LINKED };
                 self.busy.insert(name, Instant::now() + patience);
                 false
             }
-            // Another file has taken the place already. It may be in the middle of a write; its own events are on their way.
-            EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From))
-                if found.is_some() =>
-            {
-                self.busy.insert(name, Instant::now() + WRITING);
-                false
-            }
-            // Told of each of the two before.
-            EventKind::Modify(ModifyKind::Name(RenameMode::Both)) => false,
             EventKind::Modify(ModifyKind::Data(_) | ModifyKind::Any) => {
                 self.busy.insert(name, Instant::now() + WRITING);
                 false
@@ -234,9 +231,13 @@ impl Watch {
                 self.touched.insert(name);
                 true
             }
+            EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)) => {
+                self.busy.remove(&name);
+                self.removed.insert(name);
+                true
+            }
             EventKind::Access(AccessKind::Close(AccessMode::Write))
-            | EventKind::Modify(ModifyKind::Name(_))
-            | EventKind::Remove(_) => {
+            | EventKind::Modify(ModifyKind::Name(_)) => {
                 self.busy.remove(&name);
                 self.touched.insert(name);
                 true
@@ -251,6 +252,9 @@ impl Watch {
         let look_at_all = std::mem::take(&mut self.look_at_all);
         let (view, readable) = {
             let mut files = lock(&self.files);
+            for name in std::mem::take(&mut self.removed) {
+                files.forget_if_gone(&name);
+            }
             files.set_busy(self.busy.keys().cloned().collect());
             let scanned = files.scan(&Scope {
                 touched: Some(&touched),
