@@ -53,7 +53,7 @@ impl World {
             return;
         }
         // Its netns has gone, and the runtime makes no other: a search would read every process of the node for nothing.
-        let over = pod.bereft && object.deletion_timestamp.is_some();
+        let over = pod.sandbox_ended && object.deletion_timestamp.is_some();
         if over || !pod.backoff.ready(self.now) {
             return;
         }

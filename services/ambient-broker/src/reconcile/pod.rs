@@ -227,7 +227,7 @@ pub(super) struct Pod {
     pub(super) problem: Option<(&'static str, Failure)>,
     pub(super) adopting: bool,
     /// The runtime has ended the sandbox that it had.
-    pub(super) bereft: bool,
+    pub(super) sandbox_ended: bool,
     /// What the executor has been, or is being, told of its ADD.
     pub(super) foreseen: Option<Desired>,
     pub(super) timings: Vec<(&'static str, Duration)>,
@@ -256,7 +256,7 @@ impl Pod {
             backoff: Backoff::default(),
             problem: None,
             adopting: false,
-            bereft: false,
+            sandbox_ended: false,
             foreseen: None,
             timings: Vec::new(),
             logged: None,

@@ -102,7 +102,7 @@ impl State {
     /// `told`: the runtime has ended it; otherwise it may be that only the executor does not know it any more.
     fn gone(&mut self, id: &SandboxId, uid: &PodUid, told: bool) {
         self.of(id, uid, |world, pod| {
-            pod.bereft |= told;
+            pod.sandbox_ended |= told;
             // Between two tries of the runtime people ask why; its DEL may come before we hear that our word has arrived.
             let refused = pod
                 .current
@@ -120,7 +120,7 @@ impl State {
 impl World {
     /// A sandbox as it is now: a new one replaces what the pod had.
     fn take_sandbox(&mut self, pod: &mut Pod, sandbox: Sandbox) {
-        pod.bereft = false;
+        pod.sandbox_ended = false;
         let pending = sandbox.pending;
         match pod.current.as_mut() {
             Some(current)
