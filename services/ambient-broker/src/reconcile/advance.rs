@@ -142,11 +142,12 @@ impl World {
         if matches!(pod.offer, Offer::Withdrawing(_)) || !pod.backoff.ready(self.now) {
             return;
         }
-        if !self.pipeline_running(pod, options, redirected) {
-            return;
+        let right = self.pipeline_running(pod, options, redirected);
+        // Not after the redirections: the host's probes would be captured in between.
+        if right || pod.current.as_ref().is_some_and(Current::is_being_redirected) {
+            self.ensure_probes(pod);
         }
-        self.ensure_probes(pod);
-        if pod.probes_confirmed {
+        if right && pod.probes_confirmed {
             if let Some(current) = pod.current.as_mut() {
                 current.established = true;
             }

@@ -184,6 +184,11 @@ impl Current {
         self.rules == *desired && self.programming.is_none()
     }
 
+    /// Redirections are on their way.
+    pub(super) fn is_being_redirected(&self) -> bool {
+        matches!(&self.programming, Some((Desired::Ambient(_), _)))
+    }
+
     /// Nothing of ours is in the namespace and nothing is on its way.
     pub(super) fn is_clean(&self) -> bool {
         self.is_programmed(&Desired::None)

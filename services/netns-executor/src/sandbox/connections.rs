@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use sluice_proto::ambient::Desired;
 use sluice_proto::opener::OpenerRequest;
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::Programmed;
@@ -22,32 +23,42 @@ const STAGE: &str = "list connections";
 type Asked = JoinHandle<Result<Vec<OwnedFd>, OpenerError>>;
 
 impl Task {
-    /// Programs a namespace in which processes run.
-    pub(super) async fn program_running(&mut self, desired: Desired) -> Programmed {
+    /// Programs a namespace in which processes run. One that shall be drained is answered for as soon as its rules are
+    /// there: whoever prepares for the redirections need not wait until the connections are listed, and the
+    /// redirections, asked for meanwhile, come after that.
+    pub(super) async fn program_running(&mut self, desired: Desired, reply: oneshot::Sender<Programmed>) {
         let begin = match (&desired, &self.record.programmed) {
             (Desired::Ambient(options) | Desired::Draining(options), None | Some(Desired::None)) => {
                 Some(Desired::Draining(options.clone()))
             }
             (Desired::Ambient(_), Some(Desired::Draining(_))) if !self.connections_known => None,
-            _ => return self.set(desired).await,
+            _ => {
+                let _ = reply.send(self.set(desired).await);
+                return;
+            }
         };
         let asked = self.ask_for_diagnostics();
-        let mut outcome = Programmed::TooLate;
-        if let Some(begin) = &begin {
-            outcome = self.set(begin.clone()).await;
-            if !matches!(outcome, Programmed::Done { .. }) {
-                return outcome;
-            }
-        }
+        // So that the question is sent before the record is written.
+        tokio::task::yield_now().await;
         let redirects = matches!(desired, Desired::Ambient(_));
-        self.make_connections_known(asked, redirects).await;
-        if redirects {
-            outcome = self.set(desired).await;
-            if begin.is_some() && matches!(outcome, Programmed::Failed(_)) {
-                self.set(Desired::None).await;
+        let began = begin.is_some();
+        if let Some(begin) = begin {
+            let outcome = self.set(begin).await;
+            let failed = !matches!(outcome, Programmed::Done { .. });
+            if failed || !redirects {
+                let _ = reply.send(outcome);
+                if !failed {
+                    self.make_connections_known(asked, false).await;
+                }
+                return;
             }
         }
-        outcome
+        self.make_connections_known(asked, true).await;
+        let outcome = self.set(desired).await;
+        if began && matches!(outcome, Programmed::Failed(_)) {
+            self.set(Desired::None).await;
+        }
+        let _ = reply.send(outcome);
     }
 
     /// The opener works while the rules are programmed.

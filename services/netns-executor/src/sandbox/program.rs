@@ -17,23 +17,29 @@ use crate::rules::RULE_SCHEMA;
 
 impl Task {
     /// Makes the namespace match. The intent is recorded first: a crash in between is then mended by the drift pass.
-    pub(super) async fn program(&mut self, generation: u64, desired: Desired) -> Programmed {
-        if generation != self.record.generation {
-            return Programmed::TooLate;
-        }
-        self.heard();
-        // Whoever programs it knows of the pod.
-        self.pod_gone = None;
-        if self.descriptor.is_none() {
-            // Not even on record: later, when the namespace is back, nobody may want it any more.
-            return Programmed::Failed(not_at_hand("program rules"));
-        }
-        if self.add.is_some() {
-            // Nothing runs there yet.
-            self.set(desired).await
+    pub(super) async fn program(
+        &mut self,
+        generation: u64,
+        desired: Desired,
+        reply: oneshot::Sender<Programmed>,
+    ) {
+        let outcome = if generation == self.record.generation {
+            self.heard();
+            // Whoever programs it knows of the pod.
+            self.pod_gone = None;
+            if self.descriptor.is_none() {
+                // Not even on record: later, when the namespace is back, nobody may want it any more.
+                Programmed::Failed(not_at_hand("program rules"))
+            } else if self.add.is_some() {
+                // Nothing runs there yet.
+                self.set(desired).await
+            } else {
+                return self.program_running(desired, reply).await;
+            }
         } else {
-            self.program_running(desired).await
-        }
+            Programmed::TooLate
+        };
+        let _ = reply.send(outcome);
     }
 
     /// Records what is wanted, and makes the namespace match.

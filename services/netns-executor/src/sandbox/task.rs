@@ -180,10 +180,7 @@ impl Task {
                 generation,
                 desired,
                 reply,
-            } => {
-                let outcome = Box::pin(self.program(generation, desired)).await;
-                let _ = reply.send(outcome);
-            }
+            } => Box::pin(self.program(generation, desired, reply)).await,
             Message::Complete {
                 generation,
                 verdict,

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use nix::errno::Errno;
 use sluice_proto::opener::{LegacyTables, OpenerReply, OpenerRequest};
 use sluice_proto::transport::seqpacket::SeqpacketConnection;
+use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinHandle;
 
 #[derive(Default)]
@@ -24,6 +25,7 @@ struct State {
 /// A connected opener.
 pub(crate) struct FakeOpener {
     state: Arc<Mutex<State>>,
+    diagnostics: Arc<tokio::sync::Mutex<()>>,
     serving: JoinHandle<()>,
 }
 
@@ -31,6 +33,8 @@ impl FakeOpener {
     /// Dials the executor and answers until the connection ends; `host` stands for the host's namespace.
     pub(crate) fn connect(socket: &Path, host: Option<&Path>) -> Self {
         let state = Arc::<Mutex<State>>::default();
+        let diagnostics = Arc::<tokio::sync::Mutex<()>>::default();
+        let gate = Arc::clone(&diagnostics);
         let connection = SeqpacketConnection::connect(socket).unwrap();
         let (shared, host) = (Arc::clone(&state), host.map(Path::to_owned));
         let serving = tokio::spawn(async move {
@@ -53,7 +57,10 @@ impl FakeOpener {
                 };
                 let file: Option<OwnedFd> = path.and_then(|path| File::open(path).ok()).map(Into::into);
                 let file = match request {
-                    OpenerRequest::Diagnostics => received.descriptors.pop(),
+                    OpenerRequest::Diagnostics => {
+                        let _open = gate.lock().await;
+                        received.descriptors.pop()
+                    }
                     _ => file,
                 };
                 let found = file.is_some() || request == OpenerRequest::Scan;
@@ -68,7 +75,11 @@ impl FakeOpener {
                 }
             }
         });
-        Self { state, serving }
+        Self {
+            state,
+            diagnostics,
+            serving,
+        }
     }
 
     /// The scan finds this namespace for a pod.
@@ -80,6 +91,11 @@ impl FakeOpener {
     /// What stands for a new, empty namespace; until then there is none.
     pub(crate) fn makes(&self, scratch: &Path) {
         self.state.lock().unwrap().scratch = Some(scratch.to_owned());
+    }
+
+    /// Until the guard is dropped nobody is given a socket that lists connections.
+    pub(crate) async fn hold_diagnostics(&self) -> OwnedMutexGuard<()> {
+        Arc::clone(&self.diagnostics).lock_owned().await
     }
 
     /// How often something was asked.

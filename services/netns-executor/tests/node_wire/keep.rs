@@ -58,18 +58,32 @@ async fn they_are_listed_once_unless_conntrack_stopped_looking() {
     // As the broker does while the proxy gets ready; then the pod leaves, and comes back before it has left.
     for desired in [draining(), ambient(), draining(), ambient()] {
         s.broker.programmed(&sandbox, desired).await;
-        assert_eq!((listed(&s), asked(&s.opener)), (1, 1));
+        eventually("listed", || (listed(&s), asked(&s.opener)) == (1, 1)).await;
     }
     for desired in [draining(), (&Desired::None).into()] {
         s.broker.programmed(&sandbox, desired).await;
     }
     s.broker.programmed(&sandbox, draining()).await;
-    assert_eq!(listed(&s), 2);
+    eventually("listed again", || listed(&s) == 2).await;
     // Somebody takes the rules away for a while.
     s.kernel.state().netns.get_mut(&pod.inode()).unwrap().damaged = true;
     eventually("repaired", || !s.kernel.netns(pod.inode()).damaged).await;
     s.broker.programmed(&sandbox, ambient()).await;
     assert_eq!(listed(&s), 3);
+}
+
+#[tokio::test]
+async fn whoever_prepares_for_the_redirections_need_not_wait_for_the_list() {
+    let mut s = setup_with_opener().await;
+    let (pod, sandbox) = outside(&s.executor, &mut s.broker).await;
+    let held = s.opener.hold_diagnostics().await;
+    s.broker.programmed(&sandbox, draining()).await;
+    assert_eq!(s.kernel.netns(pod.inode()).tracked_under, []);
+    drop(held);
+    s.broker.programmed(&sandbox, ambient()).await;
+    let netns = s.kernel.netns(pod.inode());
+    assert_eq!(netns.tracked_under, [under()]);
+    assert_eq!(asked(&s.opener), 1, "the question was given up and asked again");
 }
 
 #[tokio::test]
