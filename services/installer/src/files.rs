@@ -13,6 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{CWD, OFlags, RenameFlags, XattrFlags};
 use rustix::io::Errno;
+use rustix::process::Gid;
 
 use crate::plan::FileMode;
 
@@ -209,16 +210,42 @@ impl<'a> Successor<'a> {
             temporary,
             published: false,
         };
+        new.give_group(&file, mode)?;
         let write = || {
             fill(&mut file)?;
             match mode {
-                FileMode::Exactly(mode) => file.set_permissions(Permissions::from_mode(mode))?,
-                FileMode::Kept => keep_attributes(path, &file)?,
+                FileMode::Exactly(mode) | FileMode::Like { mode, .. } => {
+                    file.set_permissions(Permissions::from_mode(mode))?;
+                }
+                FileMode::Kept | FileMode::KeptButGroup => keep_attributes(path, &file)?,
             }
             file.sync_all()
         };
         write().map_err(FileError::io("write a file to replace", path))?;
         Ok(new)
+    }
+
+    /// Before the mode is set, so that it is never given to another group than the one it is meant for.
+    fn give_group(&self, file: &File, mode: FileMode) -> Result<(), FileError> {
+        let wanted = match mode {
+            FileMode::Exactly(_) => return Ok(()),
+            FileMode::Like { gid, .. } => Ok(gid),
+            FileMode::Kept | FileMode::KeptButGroup => {
+                fs::symlink_metadata(self.path).map(|found| found.gid())
+            }
+        };
+        match wanted.and_then(|gid| give_to_group(file, gid)) {
+            Err(error) if mode == FileMode::KeptButGroup => {
+                tracing::warn!(path = %self.path.display(), %error, "the group of the file cannot be kept");
+                Ok(())
+            }
+            given => given.map_err(|source| FileError::Io {
+                action: "keep the group of",
+                path: self.path.to_owned(),
+                hint: String::new(),
+                source,
+            }),
+        }
     }
 
     fn publish(mut self) -> Result<(), FileError> {
@@ -270,6 +297,14 @@ impl Drop for Successor<'_> {
             let _ = fs::remove_file(&self.temporary);
         }
     }
+}
+
+/// Not asked for where it is so already: the directory may give a group that we could not.
+fn give_to_group(file: &File, gid: u32) -> io::Result<()> {
+    if file.metadata()?.gid() != gid {
+        rustix::fs::fchown(file, None, Some(Gid::from_raw(gid)))?;
+    }
+    Ok(())
 }
 
 /// Gives `file` the mode and the extended attributes (SELinux label, ACL) of the file at `path`.

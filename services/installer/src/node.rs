@@ -15,6 +15,8 @@ pub(crate) struct File {
     pub(crate) mode: u32,
     /// Owner.
     pub(crate) uid: u32,
+    /// Group.
+    pub(crate) gid: u32,
     /// The name is a symbolic link.
     pub(crate) link: bool,
 }
@@ -24,6 +26,8 @@ pub(crate) struct File {
 pub(crate) struct NetDir {
     /// Why it cannot be read; a missing directory is an empty one.
     pub(crate) unreadable: Option<String>,
+    /// The group that every new file in it gets by itself, whoever makes it (set-group-ID).
+    pub(crate) group: Option<u32>,
     /// Files that some runtime might read as a configuration, by name. Their byte order is the runtimes' order.
     pub(crate) files: BTreeMap<String, File>,
     /// `NAME/*.conf`: further plugins of the network NAME (CNI 1.1), in the order of their names.

@@ -13,6 +13,8 @@ use crate::node::{BinDir, Binary, File, Kubeconfig, NetDir, is_ours};
 
 /// More files than this in one directory are not looked at.
 const MOST_FILES: usize = 1000;
+/// Mode bit of a directory whose files get its group.
+const SET_GROUP_ID: u32 = 0o2000;
 /// Mode of the plugin.
 pub(crate) const PLUGIN_MODE: u32 = 0o755;
 
@@ -27,6 +29,10 @@ pub(crate) fn net_dir(path: &Path) -> NetDir {
             return net;
         }
     };
+    net.group = fs::metadata(path)
+        .ok()
+        .filter(|metadata| metadata.mode() & SET_GROUP_ID != 0)
+        .map(|metadata| metadata.gid());
     for entry in entries.flatten().take(MOST_FILES) {
         let Ok(name) = entry.file_name().into_string() else {
             continue;
@@ -84,6 +90,7 @@ fn file(path: &Path, link: bool) -> Option<File> {
             content: Ok(bytes),
             mode: metadata.mode() & 0o7777,
             uid: metadata.uid(),
+            gid: metadata.gid(),
             link,
         }),
         Err(error) if error.kind() == io::ErrorKind::NotFound && !link => None,
@@ -93,6 +100,7 @@ fn file(path: &Path, link: bool) -> Option<File> {
                 content: Err(sluice_runtime::telemetry::chain(&error)),
                 mode: metadata.as_ref().map_or(0, |metadata| metadata.mode() & 0o7777),
                 uid: metadata.as_ref().map_or(0, MetadataExt::uid),
+                gid: metadata.as_ref().map_or(0, MetadataExt::gid),
                 link,
             })
         }

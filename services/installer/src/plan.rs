@@ -42,10 +42,14 @@ pub(crate) struct Situation<'a> {
 /// Mode of a file that is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FileMode {
-    /// As the file that is replaced, with its owner and extended attributes.
+    /// As the file that is replaced, with its group and extended attributes.
     Kept,
+    /// The same, but for a group that we may not give: without the agent no pod starts while a file names our plugin.
+    KeptButGroup,
     /// As told.
     Exactly(u32),
+    /// As a file of another name, which this one takes the place of.
+    Like { mode: u32, gid: u32 },
 }
 
 /// One change.

@@ -1,5 +1,7 @@
 //! Which files of the network configuration directory are written and removed.
 
+use rustix::process::{Gid, getegid, getgroups};
+
 use super::primary::{check_primary, is_gone, primary, with_entry};
 use super::{FileMode, Plan, Problem, Situation, Step};
 use crate::config::{BinDirCheck, Mode, WhenPreempted};
@@ -146,12 +148,21 @@ impl Plan {
                 uid: file.uid,
             });
         }
+        if situation.net.group != Some(file.gid) && !is_our_group(file.gid) {
+            return Err(Problem::Group {
+                name: name.to_owned(),
+                gid: file.gid,
+            });
+        }
         let converted = target != name;
         self.steps.push(Step::Write {
             name: target.clone(),
             content: after,
             mode: if converted {
-                FileMode::Exactly(file.mode)
+                FileMode::Like {
+                    mode: file.mode,
+                    gid: file.gid,
+                }
             } else {
                 FileMode::Kept
             },
@@ -245,6 +256,12 @@ impl Plan {
         };
         self.problems.extend(chained.err());
     }
+}
+
+/// Whether the kernel lets us give a file of ours to the group. CAP_CHOWN, which would allow any, is dropped at start.
+fn is_our_group(gid: u32) -> bool {
+    let is_it = |group: Gid| group.as_raw() == gid;
+    is_it(getegid()) || getgroups().is_ok_and(|groups| groups.into_iter().any(is_it))
 }
 
 fn render(entry: &Entry, name: &str) -> Result<String, Problem> {

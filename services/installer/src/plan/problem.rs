@@ -57,6 +57,10 @@ pub(crate) enum Problem {
         name: String,
         uid: u32,
     },
+    Group {
+        name: String,
+        gid: u32,
+    },
     Uncleanable {
         name: String,
         reason: String,
@@ -139,6 +143,11 @@ impl fmt::Display for Problem {
                     "{name} belongs to uid {uid}, which an edit could not keep: use owned mode"
                 )
             }
+            Self::Group { name, gid } => write!(
+                f,
+                "{name} belongs to group {gid}, which an edit could not keep, because the installer is not in it: use owned \
+                 mode, or make it a supplementary group of the installer"
+            ),
             Self::Uncleanable { name, reason } => {
                 write!(f, "{name} names our plugin and cannot be cleaned: {reason}")
             }

@@ -63,7 +63,7 @@ impl Plan {
             Ok(Rest::Text(text)) => self.steps.push(Step::Write {
                 name,
                 content: text.into_bytes(),
-                mode: FileMode::Kept,
+                mode: FileMode::KeptButGroup,
                 expect,
             }),
             Err(reason) => self.problems.push(Problem::Uncleanable { name, reason }),

@@ -65,6 +65,7 @@ fn net(files: &[(&str, &str)]) -> NetDir {
                 0o644
             },
             uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
             link: false,
         };
         match name.split_once('/') {
@@ -119,8 +120,15 @@ impl Given {
             } => {
                 let text = String::from_utf8(content).unwrap();
                 let mut made = net(&[(name.as_str(), text.as_str())]);
-                if let (FileMode::Exactly(mode), Some(file)) = (mode, made.files.get_mut(&name)) {
-                    file.mode = mode;
+                if let Some(file) = made.files.get_mut(&name) {
+                    match mode {
+                        FileMode::Exactly(mode) => file.mode = mode,
+                        FileMode::Like { mode, gid } => (file.mode, file.gid) = (mode, gid),
+                        FileMode::Kept | FileMode::KeptButGroup => {
+                            let before = &self.net.files[&name];
+                            (file.mode, file.gid) = (before.mode, before.gid);
+                        }
+                    }
                 }
                 self.net.files.append(&mut made.files);
                 for (network, mut files) in made.drop_ins {

@@ -2,7 +2,7 @@
 //! systems of a test's own are mounted in a mount namespace of its own.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -226,6 +226,81 @@ fn a_directory_of_another_owner_is_written_with_the_capability_that_was_given_fo
     assert!(node.once("uninstall", &["--purge"]).status.success());
     assert_eq!(node.names(), ["10-podnet.conflist"]);
     assert!(!node.installed().exists());
+}
+
+const CNI_GROUP: u32 = 1000;
+
+/// A node whose primary's file is for a group to read.
+fn with_a_group(name: &str, text: &str) -> Node {
+    let node = Node::new().args(&["--mode", "chained"]);
+    fs::remove_file(node.net.join("10-podnet.conflist")).unwrap();
+    node.primary(name, text);
+    let path = node.net.join(name);
+    chown(&path, None, Some(CNI_GROUP)).expect("root is needed");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+    node
+}
+
+fn group_and_mode(path: &Path) -> (u32, u32) {
+    let metadata = fs::metadata(path).unwrap();
+    (metadata.gid(), metadata.mode() & 0o7777)
+}
+
+#[test]
+fn a_file_whose_group_an_edit_could_not_keep_is_left_as_it_is() {
+    let node = with_a_group("10-podnet.conflist", PODNET);
+    let path = node.net.join("10-podnet.conflist");
+    let before = fs::metadata(&path).unwrap().ino();
+    let _broker = node.broker();
+    let _installer = node.start();
+    let health = node.wait_health("10-podnet.conflist belongs to group 1000", SOON);
+    assert!(health.contains("use owned mode"), "{health}");
+    assert_eq!(node.read("10-podnet.conflist").unwrap(), PODNET);
+    assert_eq!(group_and_mode(&path), (CNI_GROUP, 0o640));
+    assert_eq!(fs::metadata(&path).unwrap().ino(), before);
+    // A directory that gives its group to every new file makes it possible.
+    chown(&node.net, None, Some(CNI_GROUP)).unwrap();
+    fs::set_permissions(&node.net, fs::Permissions::from_mode(0o2755)).unwrap();
+    node.wait_ready();
+    assert_eq!(group_and_mode(&path), (CNI_GROUP, 0o640));
+}
+
+#[test]
+fn a_file_of_a_group_that_we_are_in_keeps_it() {
+    let in_the_group = ["--groups", "1000"];
+    let single = r#"{"cniVersion":"1.0.0","name":"edge","type":"macvlan"}"#;
+    for (name, text) in [("10-podnet.conflist", PODNET), ("10-podnet.conf", single)] {
+        let node = with_a_group(name, text);
+        let _broker = node.broker();
+        let mut installer = node.start_through("setpriv", &in_the_group);
+        node.wait_ready();
+        assert_eq!(node.names(), ["10-podnet.conflist"]);
+        let path = node.net.join("10-podnet.conflist");
+        assert_eq!(group_and_mode(&path), (CNI_GROUP, 0o640), "{name}");
+        installer.kill();
+        let mut removal = node.through("setpriv", &in_the_group, "uninstall");
+        assert!(removal.output().unwrap().status.success());
+        assert!(!node.read("10-podnet.conflist").unwrap().contains("sluice-cni"));
+        assert_eq!(group_and_mode(&path), (CNI_GROUP, 0o640), "{name}");
+    }
+}
+
+#[test]
+fn a_removal_takes_our_entry_out_even_if_the_group_cannot_be_kept() {
+    let node = with_a_group("10-podnet.conflist", PODNET);
+    let _broker = node.broker();
+    let mut installer = node.start_through("setpriv", &["--groups", "1000"]);
+    node.wait_ready();
+    installer.kill();
+    let output = node.once("uninstall", &[]);
+    let log = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{log}");
+    assert!(
+        log.contains("group") && log.contains("10-podnet.conflist"),
+        "{log}"
+    );
+    assert_eq!(node.read("10-podnet.conflist").unwrap(), PODNET);
+    assert_eq!(group_and_mode(&node.net.join("10-podnet.conflist")), (0, 0o640));
 }
 
 #[test]

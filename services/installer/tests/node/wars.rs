@@ -72,6 +72,8 @@ fn a_peer_that_undoes_our_edits_for_a_minute_is_told_of_and_not_fought_with() {
     let installer = node.start_ready();
     let reader = Reader::start(&node.net);
     let undone = AtomicU32::new(0);
+    // What is undone first is the installation, which the peer did not cause.
+    let rewrites = || undone.load(Ordering::Relaxed) - 1;
     let before = cpu_time(installer.pid());
     let undo = || {
         if node
@@ -85,8 +87,8 @@ fn a_peer_that_undoes_our_edits_for_a_minute_is_told_of_and_not_fought_with() {
     let start = Instant::now();
     with_peer(undo, || {
         pass(Duration::from_secs(20));
-        let twenty = undone.load(Ordering::Relaxed);
-        assert!((10..=26).contains(&twenty), "{twenty} writes in 20 s");
+        let twenty = rewrites();
+        assert!((10..=25).contains(&twenty), "{twenty} rewrites in 20 s");
         let report = broker.report().unwrap();
         assert!(
             !report.ready && report.problem.starts_with("conflict: 05-cilium.conflist"),
@@ -95,8 +97,8 @@ fn a_peer_that_undoes_our_edits_for_a_minute_is_told_of_and_not_fought_with() {
         assert!(report.problem.contains("cni.exclusive"), "{report:?}");
         pass(Duration::from_mins(1).saturating_sub(start.elapsed()));
     });
-    let writes = undone.load(Ordering::Relaxed);
-    assert!(writes <= 66, "{writes} writes in a minute");
+    let minute = rewrites();
+    assert!(minute <= 65, "{minute} rewrites in a minute");
     let used = cpu_time(installer.pid()).saturating_sub(before);
     assert!(used < Duration::from_secs(3), "5 % of a core at most: {used:?}");
     reader.assert_always_valid();

@@ -26,7 +26,7 @@ fn an_edited_single_plugin_becomes_a_list_before_its_old_file_goes() {
     let plan = node.plan();
     assert!(
         matches!(plan.steps.as_slice(), [
-            Step::Write { name: list, mode: FileMode::Exactly(0o644), .. },
+            Step::Write { name: list, mode: FileMode::Like { mode: 0o644, .. }, .. },
             Step::Delete { name: conf, expect: Some(_) },
         ] if list == "05-edge.conflist" && conf == "05-edge.conf"),
         "{plan:?}"
@@ -70,4 +70,33 @@ fn files_that_an_edit_could_not_keep_as_they_are_are_not_edited() {
     (file.link, file.uid) = (false, 1000);
     let plan = node.plan();
     assert!(plan.steps.is_empty() && problems(&plan).contains("belongs to uid 1000"));
+}
+
+/// Nobody who runs the tests is in it.
+const FOREIGN: u32 = 4_000_000;
+
+#[test]
+fn a_file_of_a_group_that_an_edit_could_not_keep_is_not_edited() {
+    for (name, text) in [
+        ("10-podnet.conflist", PTP),
+        (
+            "10-podnet.conf",
+            r#"{"cniVersion":"1.0.0","name":"edge","type":"macvlan"}"#,
+        ),
+    ] {
+        let mut node = given(&["--mode", "chained"], &[(name, text)]);
+        node.net.files.get_mut(name).unwrap().gid = FOREIGN;
+        let plan = node.plan();
+        assert_eq!(plan.steps, []);
+        let told = format!("{name} belongs to group {FOREIGN}");
+        assert!(problems(&plan).contains(&told), "{}", problems(&plan));
+        assert!(problems(&plan).contains("supplementary group"));
+        // Every new file in the directory has that group by itself.
+        node.net.group = Some(FOREIGN);
+        assert_eq!(problems(&node.settle()), "");
+        assert_eq!(node.net.files["10-podnet.conflist"].gid, FOREIGN);
+    }
+    let mut node = given(&[], &[("10-podnet.conflist", PTP)]);
+    node.net.files.get_mut("10-podnet.conflist").unwrap().gid = FOREIGN;
+    assert_eq!(problems(&node.settle()), "", "nothing of it is edited");
 }

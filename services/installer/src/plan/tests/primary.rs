@@ -37,6 +37,60 @@ fn without_a_primary_it_is_waited_for() {
 }
 
 #[test]
+fn a_directory_that_is_not_there_is_one_without_a_primary() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut node = given(&[], &[]);
+    node.net = crate::observe::net_dir(&directory.path().join("cni/net.d"));
+    let plan = node.plan();
+    assert_eq!(plan.steps, []);
+    assert_eq!(
+        problems(&plan),
+        "no-primary: /etc/cni/net.d has no valid network configuration yet"
+    );
+    // Nor does a removal find anything to do.
+    assert_eq!(plan_removal(&node.net, &[], &Kubeconfig::Missing).steps, []);
+}
+
+#[test]
+fn a_network_with_a_broken_plugin_in_a_file_is_passed_over_and_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let net = directory.path();
+    std::fs::create_dir(net.join("dropped")).unwrap();
+    for (name, text) in [
+        (
+            "05-dropped.conflist",
+            r#"{"cniVersion":"1.1.0","name":"dropped"}"#,
+        ),
+        ("dropped/10-ptp.conf", r#"{"type":"ptp"}"#),
+        ("dropped/20-broken.conf", r#"{"type":"#),
+        ("10-podnet.conflist", PTP),
+    ] {
+        std::fs::write(net.join(name), text).unwrap();
+    }
+    let mut node = given(&["--mode", "chained"], &[]);
+    let primary = |node: &mut Given| {
+        node.net = crate::observe::net_dir(net);
+        node.plan().primary
+    };
+    assert_eq!(primary(&mut node).as_deref(), Some("10-podnet.conflist"));
+    let notes = node.plan().notes.join("\n");
+    assert!(
+        notes.contains("05-dropped.conflist") && notes.contains("20-broken.conf is not valid"),
+        "{notes}"
+    );
+    // With nothing else there is no primary, and the reason is told.
+    std::fs::remove_file(net.join("10-podnet.conflist")).unwrap();
+    assert_eq!(primary(&mut node), None);
+    let text = problems(&node.plan());
+    assert!(
+        text.starts_with("no-primary: ") && text.contains("20-broken.conf is not valid"),
+        "{text}"
+    );
+    std::fs::write(net.join("dropped/20-broken.conf"), r#"{"type":"portmap"}"#).unwrap();
+    assert_eq!(primary(&mut node).as_deref(), Some("05-dropped.conflist"));
+}
+
+#[test]
 fn another_primary_is_followed_when_the_first_one_goes() {
     let other = r#"{"cniVersion":"1.0.0","name":"other","plugins":[{"type":"other"}]}"#;
     let mut node = given(&[], &[("10-podnet.conflist", PTP), ("20-other.conflist", other)]);

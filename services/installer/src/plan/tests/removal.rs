@@ -61,6 +61,27 @@ fn the_plugin_stays_while_a_file_names_it_that_cannot_be_cleaned() {
 }
 
 #[test]
+fn a_group_that_cannot_be_kept_does_not_keep_our_entry_in() {
+    let mut node = given(&[], &[("10-podnet.conflist", &ptp_and_ours())]);
+    node.net.files.get_mut("10-podnet.conflist").unwrap().gid = 4_000_000;
+    let plan = plan_removal(&node.net, &node.bins, &Kubeconfig::Missing);
+    assert!(
+        matches!(
+            plan.steps.as_slice(),
+            [
+                Step::Write {
+                    mode: FileMode::KeptButGroup,
+                    expect: Some(_),
+                    ..
+                },
+                Step::RetireBinary(0)
+            ]
+        ),
+        "{plan:?}"
+    );
+}
+
+#[test]
 fn a_removal_of_nothing_does_nothing_to_the_configurations() {
     let (node, plan) = removal(&[
         ("10-podnet.conflist", PTP),
