@@ -310,6 +310,7 @@ mod tests {
             standing: Standing::Enrolled,
             unprotected: false,
             verdict: String::new(),
+            ignored: String::new(),
             reason: "",
             last_error: None,
             netns: Some(netns(7)),

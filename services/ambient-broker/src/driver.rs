@@ -72,6 +72,15 @@ impl Default for Beat {
 }
 
 impl Beat {
+    /// Of a loop that turned last so long ago.
+    #[cfg(test)]
+    pub(crate) fn of_age(age: Duration) -> Self {
+        Self {
+            started: Instant::now().checked_sub(age).unwrap(),
+            millis: Arc::default(),
+        }
+    }
+
     fn now(&self) {
         let millis = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.millis.store(millis, Ordering::Relaxed);

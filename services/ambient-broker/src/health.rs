@@ -144,3 +144,31 @@ impl Health {
         reasons
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use sluice_proto::paths::RunDir;
+    use sluice_selection::SelectionConfig;
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::zds::Options;
+
+    fn of(beat: Beat) -> Health {
+        let run = RunDir::new("/nowhere");
+        let zds = Zds::new(
+            Options::new(run.zds_socket(), Vec::new()),
+            mpsc::unbounded_channel().0,
+        );
+        Health::new(beat, Executor::new(run, &SelectionConfig::default()), zds, false)
+    }
+
+    #[test]
+    fn a_loop_that_has_not_turned_for_long_is_neither_alive_nor_ready() {
+        assert_eq!(of(Beat::default()).stuck(), None);
+        let health = of(Beat::of_age(STUCK + Duration::from_secs(1)));
+        let why = health.stuck().unwrap();
+        assert_eq!(why, "the reconcile loop has not turned for 11 s");
+        assert!(health.not_ready_because().contains(&why));
+    }
+}

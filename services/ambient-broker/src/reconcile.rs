@@ -11,6 +11,7 @@ mod add;
 mod advance;
 mod answer;
 mod backoff;
+mod decide;
 pub mod effect;
 pub mod event;
 mod foresight;

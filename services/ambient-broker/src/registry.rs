@@ -156,5 +156,6 @@ pub fn to_pb(report: &PodReport) -> Pod {
         acked_unix_ms: report.acked.map_or(0, |(_, at)| at),
         retries: report.retries,
         rules_version: report.rules_version.clone(),
+        ignored_annotations: report.ignored.clone(),
     }
 }

@@ -38,6 +38,8 @@ pub(crate) struct PodView {
     pub(crate) state: State,
     /// Which label, annotation or rule put the pod in or out.
     pub(crate) verdict: String,
+    /// Annotations whose values are not taken.
+    pub(crate) ignored_annotations: Option<String>,
     pub(crate) reason: Option<String>,
     pub(crate) last_error: Option<String>,
     pub(crate) netns: Option<NetnsIdentity>,
@@ -76,6 +78,7 @@ impl From<Pod> for PodView {
             uid: name.uid,
             state,
             verdict: pod.verdict,
+            ignored_annotations: given(pod.ignored_annotations),
             reason: given(pod.reason),
             last_error: given(pod.last_error),
             netns: pod.netns,

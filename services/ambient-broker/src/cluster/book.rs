@@ -62,6 +62,8 @@ struct Page {
     not_before: Option<Instant>,
     running: bool,
     trouble: Option<Trouble>,
+    /// Annotations that are not taken; true: people were told.
+    ignored: (String, bool),
     posing: Posing,
 }
 
@@ -174,6 +176,7 @@ impl Book {
                     not_before: None,
                     running: pod.pod.phase == Phase::Running,
                     trouble: None,
+                    ignored: (String::new(), true),
                     posing: if agent {
                         Posing::Named(pod.owner.clone())
                     } else {
@@ -313,6 +316,9 @@ impl Book {
         {
             page.posing = Posing::Enrolled(owner.clone());
         }
+        if page.ignored.0 != report.ignored {
+            page.ignored = (report.ignored.clone(), report.ignored.is_empty());
+        }
         let wrong = matches!(report.standing, Standing::Broken | Standing::Pending);
         page.trouble = match page.trouble.take().filter(|_| wrong) {
             Some(trouble) if trouble.report.reason == report.reason => Some(Trouble {
@@ -348,6 +354,17 @@ impl Book {
             }
         }
         untold
+    }
+
+    /// Annotations of pods that are not taken, each once.
+    pub(super) fn ignored(&self) -> Vec<(PodRef, String)> {
+        let mut ignored = Vec::new();
+        for page in self.lock().values_mut() {
+            if !std::mem::replace(&mut page.ignored.1, true) {
+                ignored.push((page.api.clone(), page.ignored.0.clone()));
+            }
+        }
+        ignored
     }
 
     /// Enrolled pods that have a name of the agent's own but do not belong to it, each once.

@@ -25,6 +25,14 @@ pub(super) async fn take(book: Book, recorder: Recorder, known: watch::Receiver<
         for (pod, report) in book.untold(Instant::now(), PATIENCE) {
             recorder.record(not_in_mesh(pod, &report));
         }
+        for (pod, ignored) in book.ignored() {
+            recorder.record(Note {
+                pod,
+                reason: "AnnotationIgnored",
+                warning: true,
+                text: ignored,
+            });
+        }
         let uid = known.borrow().uid.clone();
         let posing = book.posing(|owner| is_ours(owner, &own, uid.as_deref()));
         for pod in posing {

@@ -11,20 +11,12 @@ use sluice_proto::id::PodRef;
 use sluice_proto::sandbox::Failure;
 
 use super::backoff::Backoff;
+use super::decide::Decision;
 use super::earliest;
 use super::effect::WorkloadInfo;
 use super::event::{ConnectionId, Epoch, Sandbox, SandboxId};
 use super::report::PodReport;
 use crate::source;
-
-/// The selection's answer for a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Decision {
-    /// How its rules should be; `None`: not in the mesh.
-    pub(super) options: Option<AmbientOptions>,
-    /// What decided, as a sentence.
-    pub(super) text: String,
-}
 
 /// Whether ztunnel has been, or is being, told of the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

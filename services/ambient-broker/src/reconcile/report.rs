@@ -40,6 +40,8 @@ pub struct PodReport {
     pub unprotected: bool,
     /// Why it is in or out.
     pub verdict: String,
+    /// Annotations with values that are not taken, and why not; empty: none.
+    pub ignored: String,
     /// For pending and broken: a stable reason.
     pub reason: &'static str,
     /// What failed last.
@@ -194,6 +196,11 @@ impl World {
             standing,
             unprotected: matches!(standing, Standing::Pending | Standing::Broken) && runs_unredirected(pod),
             verdict,
+            ignored: pod
+                .decision
+                .as_ref()
+                .map(|d| d.ignored.clone())
+                .unwrap_or_default(),
             reason,
             last_error: current
                 .and_then(|current| current.sandbox.broken.clone())

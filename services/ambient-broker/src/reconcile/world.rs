@@ -4,16 +4,15 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sluice_proto::ambient::AmbientOptions;
-use sluice_proto::id::{InterfaceName, Namespace, PodRef};
+use sluice_proto::id::{Namespace, PodRef};
 use sluice_proto::paths::DEADLINES;
-use sluice_selection::{Overrides, Reason, SelectionConfig};
+use sluice_selection::SelectionConfig;
 
 use super::backoff::{Backoff, Jitter};
 use super::effect::{Effect, Level, ProbeEntry};
 use super::event::{ConnectionId, Epoch, SandboxId};
 use super::foresight::Foresight;
-use super::pod::{Decision, Pod};
+use super::pod::Pod;
 use crate::source;
 
 /// First pause before the probe set is pruned after all.
@@ -228,68 +227,6 @@ impl World {
 
     pub(super) fn executor_up(&self) -> bool {
         self.link == Link::Up
-    }
-
-    /// Decides anew whether the pod is in the mesh; tells of annotations that are ignored.
-    pub(super) fn decide(&mut self, pod: &mut Pod) {
-        let Some(object) = pod.object.clone() else {
-            pod.decision = None;
-            return;
-        };
-        let namespace = self.namespaces.get(&object.id.namespace).cloned();
-        let mut view = object.view();
-        // A phase that ended is handled apart: a sandbox that is being added makes an old phase meaningless.
-        view.phase = None;
-        let verdict = sluice_selection::select(
-            &self.selection,
-            &view,
-            namespace.as_ref().map(|namespace| namespace.view()),
-        );
-        pod.lacks_namespace = namespace.is_none() && self.depends_on_namespace(&object, &verdict.reason);
-        if pod.lacks_namespace && self.undetermined {
-            // What was decided before stays; a pod that was never decided keeps what it has.
-            return;
-        }
-        let options = verdict.is_in().then(|| {
-            let overrides = Overrides::<InterfaceName>::parse(&object.annotations);
-            let options = AmbientOptions {
-                dns_capture: overrides.dns_capture.unwrap_or(self.selection.dns_capture),
-                bypass_inbound_capture: overrides.bypass_inbound_capture,
-                virtual_interfaces: overrides.virtual_interfaces,
-                ipv6: self.selection.ipv6,
-                probe_ipv4: self.selection.probe_ipv4,
-                probe_ipv6: self.selection.probe_ipv6,
-            };
-            (options, overrides.warnings)
-        });
-        let (options, warnings) = options.map_or((None, Vec::new()), |(o, w)| (Some(o), w));
-        let decision = Decision {
-            options,
-            text: verdict.reason.to_string(),
-        };
-        let news = pod.decision.as_ref() != Some(&decision);
-        pod.decision = Some(decision);
-        if news && !warnings.is_empty() {
-            let details: Vec<_> = warnings.iter().map(ToString::to_string).collect();
-            self.log(pod, Level::Warn, "annotation ignored", details.join("; "));
-        }
-    }
-
-    /// The labels of the pod's namespace could make a difference.
-    fn depends_on_namespace(&self, object: &source::Pod, reason: &Reason) -> bool {
-        let entries = &self.selection.enablement_selectors;
-        match reason {
-            Reason::ExcludedNamespace { .. }
-            | Reason::HostNetwork
-            | Reason::Sidecar
-            | Reason::Terminal { .. } => false,
-            Reason::Selected { entry, .. } => entries
-                .get(*entry)
-                .is_none_or(|entry| !entry.namespace_selector.is_empty()),
-            Reason::OptedOut { .. } | Reason::NotSelected { .. } => entries
-                .iter()
-                .any(|entry| entry.pod_selector.matches(&object.labels)),
-        }
     }
 
     /// A message about a pod, at most one in [`Settings::log_pause`] (changes of state always).

@@ -123,6 +123,7 @@ fn report(name: &str, uid: &str, standing: Standing, failure: Option<Failure>) -
         pod: reference(name, uid),
         standing,
         verdict: "label".into(),
+        ignored: String::new(),
         reason: if failure.is_some() { "no-proxy" } else { "" },
         last_error: failure,
         netns: None,
@@ -174,6 +175,23 @@ async fn a_refused_add_is_told_on_its_pod_with_what_to_do() {
     let series = eventually("series", || api.seen("PATCH", "/events/").pop()).await;
     assert_eq!(series.body["series"]["count"], 2);
     assert_eq!(api.seen("POST", "/events").len(), 1);
+}
+
+#[tokio::test]
+async fn an_annotation_that_is_not_taken_is_told_on_its_pod() {
+    let (api, kubernetes, mut heard) = ready().await;
+    api.put(&path("a"), pod("a", "1"));
+    heard.until("+pod a").await;
+    let report = PodReport {
+        ignored: "annotation x: \"maybe\" is neither true nor false".into(),
+        ..report("a", "1", Standing::Enrolled, None).as_ref().clone()
+    };
+    kubernetes.report(&reference("a", "1"), Some(&Arc::new(report)));
+    let event = eventually("event", || api.seen("POST", "/events").pop()).await;
+    assert_eq!(event.body["reason"], "AnnotationIgnored");
+    assert_eq!(event.body["regarding"]["uid"], "1");
+    let note = event.body["note"].as_str().unwrap();
+    assert!(note.contains("\"maybe\" is neither true nor false"), "{note}");
 }
 
 #[tokio::test]

@@ -36,6 +36,7 @@ pub(crate) struct Node {
     pub(crate) executor: FakeExecutor,
     pub(crate) stop: CancellationToken,
     pub(crate) broker: Option<tokio::task::JoinHandle<()>>,
+    pub(crate) require_ztunnel: bool,
     /// For the installer, if it is to be served.
     pub(crate) facts: Option<Arc<dyn NodeFacts>>,
 }
@@ -66,6 +67,7 @@ impl Node {
             executor: FakeExecutor::default(),
             stop: CancellationToken::new(),
             broker: None,
+            require_ztunnel: false,
             facts: None,
         }
     }
@@ -88,7 +90,7 @@ impl Node {
             listen: None,
             istio_cni: Some(0o600),
             workload_peers: PeerPolicy::uids([own]),
-            require_ztunnel: false,
+            require_ztunnel: self.require_ztunnel,
             node: self.facts.clone(),
         };
         let stop = self.stop.clone();

@@ -48,6 +48,32 @@ async fn health_and_metrics_are_served_on_a_unix_socket() {
 }
 
 #[tokio::test]
+async fn where_a_proxy_is_asked_for_a_node_without_one_is_not_ready() {
+    let mut node = Node::new();
+    node.require_ztunnel = true;
+    node.executor.serve(&node.run);
+    node.start_broker();
+    eventually(|| node.run.http_socket().exists().then_some(())).await;
+    answers(&node, 503, "no ready ztunnel connection\n").await;
+    let ztunnel = node.ztunnel().await;
+    answers(&node, 200, "ok\n").await;
+    drop(ztunnel);
+}
+
+/// Waits until `/readyz` gives this status and exactly this text.
+async fn answers(node: &Node, status: u16, body: &str) {
+    let until = Instant::now() + SOON;
+    loop {
+        let answer = node.get("/readyz").await;
+        if answer.0 == status && answer.1 == body {
+            return;
+        }
+        assert!(Instant::now() < until, "{answer:?}, expected {status} {body:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
 async fn a_kernel_feature_that_is_missing_keeps_the_node_from_being_ready_if_it_is_required() {
     for required in [true, false] {
         let mut node = Node::new();

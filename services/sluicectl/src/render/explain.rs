@@ -1,5 +1,7 @@
 //! `explain`: why a pod is in or out, and what to do.
 
+use std::fmt::Write;
+
 use sluice_proto::code::ErrorCode;
 
 use super::pod::other_rules;
@@ -15,6 +17,9 @@ pub(crate) fn explanation(details: &PodDetails) -> String {
         "not in the mesh"
     };
     let mut page = format!("{} is {inside}: {}\n", pod.full_name(), pod.verdict);
+    if let Some(ignored) = &pod.ignored_annotations {
+        let _ = writeln!(page, "Not taken: {ignored}");
+    }
     if !details.selection.is_empty() {
         let mut table = columns(&["", "CHECK", "FOUND"]);
         for step in &details.selection {

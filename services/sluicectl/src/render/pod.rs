@@ -82,6 +82,9 @@ pub(crate) fn pod(details: &PodDetails, now_ms: u64) -> String {
     }
     let selected = if pod.is_selected() { "yes" } else { "no" };
     facts.add("Selected", format!("{selected}: {}", pod.verdict));
+    if let Some(ignored) = &pod.ignored_annotations {
+        facts.add("Not taken", ignored.clone());
+    }
     facts.add(
         "Netns",
         pod.netns.as_ref().map_or_else(

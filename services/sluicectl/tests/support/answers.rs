@@ -61,6 +61,7 @@ pub(crate) fn enrolled() -> DescribeResponse {
             zds_connection: 3,
             acked_unix_ms: minutes_ago(5),
             rules_version: "5f1c".into(),
+            ignored_annotations: "annotation ambient.istio.io/dns-capture: \"yes\" is ignored: \"true\" or \"false\" is allowed".into(),
             ..pod(
                 "web-0",
                 PodState::Enrolled,

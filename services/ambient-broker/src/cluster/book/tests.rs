@@ -152,3 +152,55 @@ fn a_static_pod_is_patched_by_the_uid_the_api_knows() {
     assert!(book.want(&uid(hash), true));
     assert_eq!(book.due(now, 8).0[0].pod.uid, uid("mirror"));
 }
+
+fn report(standing: Standing, ignored: &str) -> Arc<PodReport> {
+    Arc::new(PodReport {
+        pod: PodRef {
+            namespace: "shop".parse().unwrap(),
+            name: "p".parse().unwrap(),
+            uid: uid("u"),
+        },
+        standing,
+        unprotected: standing == Standing::Pending,
+        verdict: "label".into(),
+        ignored: ignored.into(),
+        reason: if standing == Standing::Pending {
+            "no-proxy"
+        } else {
+            ""
+        },
+        last_error: None,
+        netns: None,
+        addresses: Vec::new(),
+        timings: Vec::new(),
+        acked: None,
+        retries: 0,
+        rules_version: String::new(),
+    })
+}
+
+#[test]
+fn annotations_that_are_not_taken_are_told_once_each() {
+    let (book, now) = (Book::new(RETRY), Instant::now());
+    book.seen(&pod("u", 1, None), false);
+    let mut told = Vec::new();
+    for ignored in ["one", "one", "", "", "another"] {
+        book.reported(&uid("u"), &report(Standing::Enrolled, ignored), now);
+        told.extend(book.ignored().into_iter().map(|(_, text)| text));
+    }
+    assert_eq!(told, ["one", "another"]);
+}
+
+#[test]
+fn a_running_pod_outside_of_the_mesh_is_told_of_once_if_it_stays_there() {
+    const PATIENCE: Duration = Duration::from_secs(8);
+    let (book, now) = (Book::new(RETRY), Instant::now());
+    let after = |seconds| now + Duration::from_secs(seconds);
+    book.seen(&pod("u", 1, None), false);
+    book.reported(&uid("u"), &report(Standing::Pending, ""), now);
+    assert!(book.untold(after(7), PATIENCE).is_empty());
+    // Tried again in vain: no new patience.
+    book.reported(&uid("u"), &report(Standing::Pending, ""), after(7));
+    assert_eq!(book.untold(after(8), PATIENCE).len(), 1);
+    assert!(book.untold(after(60), PATIENCE).is_empty());
+}
