@@ -8,11 +8,13 @@ use std::time::Duration;
 use sluice_testkit::netns::Netns;
 use sluice_testkit::pod::Pod;
 use sluice_testkit::process::{self, Process, status::ProcStatus, text};
-use sluice_testkit::wait::poll_until;
+use sluice_testkit::wait::{poll_true, poll_until};
 
 use crate::descriptors::all_processes;
 use crate::mesh::Mesh;
 use crate::netns_state::rules_of;
+use crate::proxies::Handoff;
+use crate::scene::PATIENCE;
 
 /// Rules, policy routing and routes of a netns; see [`rules_of`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -125,6 +127,20 @@ impl Traces {
             ..traces.clone()
         };
         comparable(self) == comparable(before) && !self.descriptors.iter().any(grown)
+    }
+
+    /// Fails unless a proxy that connects now is given the pods that the one of `self` has, and no other. `name`: of
+    /// that proxy.
+    pub fn snapshot_is_restored(&self, mesh: &Mesh, name: &str) -> anyhow::Result<()> {
+        let connected = || mesh.node_status().map(|node| node.zds.len()).unwrap_or_default();
+        let before = connected();
+        let later = Handoff::ready(mesh, name)?;
+        let mut messages = later.control.report()?.messages;
+        messages.retain(|message| message.kind == "add");
+        let told: BTreeSet<_> = messages.into_iter().map(|message| message.uid).collect();
+        anyhow::ensure!(told == self.proxy, "told {told:?}, before {:?}", self.proxy);
+        drop(later);
+        Ok(poll_true("that proxy has left", PATIENCE, || connected() <= before)?)
     }
 
     /// Waits until everything is as in `self` again.

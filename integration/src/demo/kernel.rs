@@ -2,6 +2,7 @@
 //! done the same way. The demo must not need `nft` or `ip`.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
@@ -24,6 +25,7 @@ const GETCHAIN: u16 = NFTABLES | 0x04;
 const GETRULE: u16 = NFTABLES | 0x07;
 const DELRULE: u16 = NFTABLES | 0x08;
 const GETSET: u16 = NFTABLES | 0x0a;
+const GETSETELEM: u16 = NFTABLES | 0x0d;
 const GETGEN: u16 = NFTABLES | 0x10;
 const NFPROTO_INET: u8 = 1;
 // include/uapi/linux/rtnetlink.h
@@ -120,6 +122,28 @@ impl View {
         })
     }
 
+    /// How many of these addresses are elements of the host's probe sets.
+    pub fn probed(&self, addresses: &[IpAddr]) -> io::Result<usize> {
+        let mut elements = Vec::new();
+        for set in ["probes-v4", "probes-v6"] {
+            let mut header = vec![NFPROTO_INET, 0, 0, 0];
+            // NFTA_SET_ELEM_LIST_TABLE, NFTA_SET_ELEM_LIST_SET
+            name(&mut header, 1, "sluice-host")?;
+            name(&mut header, 2, set)?;
+            elements.extend(dump(&self.netfilter, GETSETELEM, &header)?);
+        }
+        let is_element = |address: &&IpAddr| {
+            let octets = match address {
+                IpAddr::V4(address) => address.octets().to_vec(),
+                IpAddr::V6(address) => address.octets().to_vec(),
+            };
+            elements
+                .iter()
+                .any(|element| element.windows(octets.len()).any(|bytes| bytes == octets))
+        };
+        Ok(addresses.iter().filter(is_element).count())
+    }
+
     /// Removes all rules of an `inet` table, as `nft flush table` does.
     pub fn flush_table(&self, table: &str) -> io::Result<()> {
         self.change(DELRULE, table)
@@ -134,18 +158,24 @@ impl View {
         // struct nfgenmsg: family, version, and for a batch the subsystem as res_id in network order.
         let batch = [0, 0, 0, 10];
         let mut body = vec![NFPROTO_INET, 0, 0, 0];
-        let name_length = u16::try_from(table.len() + 1).map_err(io::Error::other)?;
-        body.extend((4 + name_length).to_ne_bytes());
-        body.extend(1u16.to_ne_bytes());
-        body.extend(table.bytes());
-        body.push(0);
-        body.resize(body.len().next_multiple_of(4), 0);
+        name(&mut body, 1, table)?;
         let mut bytes = message(BATCH_BEGIN, REQUEST, &batch);
         bytes.extend(message(kind, REQUEST | ACK, &body));
         bytes.extend(message(BATCH_END, REQUEST, &batch));
         send(self.netfilter.as_raw_fd(), &bytes, MsgFlags::empty())?;
         receive(&self.netfilter).map(drop)
     }
+}
+
+/// Adds a string attribute.
+fn name(body: &mut Vec<u8>, attribute: u16, text: &str) -> io::Result<()> {
+    let length = u16::try_from(text.len() + 1).map_err(io::Error::other)?;
+    body.extend((4 + length).to_ne_bytes());
+    body.extend(attribute.to_ne_bytes());
+    body.extend(text.bytes());
+    body.push(0);
+    body.resize(body.len().next_multiple_of(4), 0);
+    Ok(())
 }
 
 fn message(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {

@@ -188,9 +188,16 @@ pub(super) fn leaving(narrator: &mut Narrator, stage: &Stage) {
             stage.mesh.add(&pod)?.ok()?;
             stage.mesh.wait_state(&pod, PodState::Enrolled, SOON)?;
             let during = view.snapshot()?;
+            let addresses = pod.addresses();
+            let probed = View::of(stage.mesh.node().netns())?.probed(addresses)?;
             step.saw(
-                during != before && during.rules() > 0,
-                format!("after ADD: {} rules, {} further routes", during.rules(), during.routes.len()),
+                during != before && during.rules() > 0 && probed == addresses.len(),
+                format!(
+                    "after ADD: {} rules, {} further routes, {probed} of {} addresses in the host's probe sets",
+                    during.rules(),
+                    during.routes.len(),
+                    addresses.len()
+                ),
             );
             let took = stage.mesh.del(&pod)?.ok()?.last().elapsed;
             let same = view.snapshot()? == before;
@@ -205,19 +212,14 @@ pub(super) fn leaving(narrator: &mut Narrator, stage: &Stage) {
 
 fn gone(step: &mut Step, stage: &Stage, pod: Pod) -> anyhow::Result<()> {
     let (inode, interface) = (pod.netns().inode(), pod.host_ifname().to_owned());
-    let uid = pod.uid().to_owned();
+    let (uid, addresses) = (pod.uid().to_owned(), pod.addresses().to_vec());
     stage.mesh.manifests.delete_pod(&pod)?;
     pod.delete()?;
     let began = Instant::now();
     crate::descriptors::wait_let_go(&stage.mesh, inode, &interface, Duration::from_secs(2))?;
     let took = began.elapsed();
     let proxy = stage.mesh.control().counts()?.workloads.contains_key(&uid);
-    let set = stage
-        .executor()?
-        .probe_set
-        .iter()
-        .filter(|address| address.owner_uid == uid)
-        .count();
+    let set = View::of(stage.mesh.node().netns())?.probed(&addresses)?;
     step.saw(
         !proxy && set == 0,
         format!(

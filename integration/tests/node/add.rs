@@ -256,17 +256,17 @@ fn of_several_sandboxes_of_one_pod_only_the_last_counts() {
     for (inode, interface) in inodes.iter().zip(&interfaces) {
         wait_let_go(&mesh, *inode, interface, LET_GO).unwrap();
     }
+    let only_the_third_was_added = |mesh: &Mesh| {
+        let mut messages = mesh.control().report().unwrap().messages;
+        messages.retain(|message| message.kind == "add");
+        let told: Vec<_> = messages.iter().map(|message| message.netns_inode).collect();
+        assert_eq!(told, [Some(third.netns().inode())], "{messages:?}");
+    };
+    only_the_third_was_added(&mesh);
     // Also what a proxy that comes later is told.
     mesh.proxy.as_ref().unwrap().restart().unwrap();
     mesh.control().wait_ready(PATIENCE).unwrap();
-    let report = mesh.control().report().unwrap();
-    let told: Vec<_> = report
-        .messages
-        .iter()
-        .filter(|m| m.kind == "add")
-        .map(|m| m.netns_inode)
-        .collect();
-    assert_eq!(told, [Some(third.netns().inode())], "{:?}", report.messages);
+    only_the_third_was_added(&mesh);
     let other = mesh_pod(&mesh, "other").unwrap();
     mesh.del(&other).unwrap().ok().unwrap();
 }

@@ -46,9 +46,17 @@ impl Stage {
         let outcome = add(&self.mesh, &pod);
         let error = refused(&outcome, code, component, &pod);
         assert_netns_is(&pod, &before);
-        traces.wait_restored(&self.mesh, PATIENCE).unwrap();
+        self.is_restored(&traces, name);
         self.another_with_the_address_of(pod);
         error
+    }
+
+    /// Everything is as before, and what the next proxy will be told is, too.
+    fn is_restored(&self, traces: &Traces, name: &str) {
+        traces.wait_restored(&self.mesh, PATIENCE).unwrap();
+        traces
+            .snapshot_is_restored(&self.mesh, &format!("after-{name}"))
+            .unwrap();
     }
 
     /// The pod goes without a DEL; another gets its address, is added, and goes.
@@ -156,7 +164,7 @@ fn rules_that_the_kernel_refuses() {
     );
     assert!(error.msg.contains("EPERM"), "{}", error.msg);
     assert_netns_is(&pod, &before);
-    traces.wait_restored(&stage.mesh, PATIENCE).unwrap();
+    stage.is_restored(&traces, "owned");
     drop(owned);
     stage.another_with_the_address_of(pod);
 }
@@ -228,7 +236,7 @@ fn a_probe_set_that_cannot_be_changed() {
     assert_netns_is(&pod, &before);
     drop(owned);
     // The host's rules come back by themselves.
-    traces.wait_restored(&stage.mesh, PATIENCE).unwrap();
+    stage.is_restored(&traces, "unprobed");
     stage.another_with_the_address_of(pod);
 }
 
@@ -269,7 +277,7 @@ fn cleaned_up(stage: &Stage, pod: Pod, before: &NetnsState, traces: &Traces) {
         descriptors: Traces::of(&stage.mesh).unwrap().descriptors,
         ..traces.clone()
     };
-    unbound.wait_restored(&stage.mesh, PATIENCE).unwrap();
+    stage.is_restored(&unbound, "orphan");
     stage.another_with_the_address_of(pod);
 }
 

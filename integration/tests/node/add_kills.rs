@@ -38,6 +38,7 @@ fn killed_when(mesh: &Mesh, reached: impl Fn(&Pod) -> bool, meanwhile: impl FnOn
     assert!(!plugin.wait().unwrap().status.success());
     meanwhile();
     traces.wait_restored(mesh, PATIENCE).unwrap();
+    traces.snapshot_is_restored(mesh, "after").unwrap();
     assert_netns_is(&pod, &before);
     gone_without_del(mesh, pod);
 }

@@ -107,7 +107,11 @@ fn taken_over_without_loss(program: Program) {
     let before = captured();
     load.wait_answered(50, PATIENCE).unwrap();
     assert!(captured() > before, "our rules do not redirect");
-    load.stop().nothing_failed().unwrap();
+    let report = load.stop();
+    report.nothing_failed().unwrap();
+    // A gap would not fail a request: it would go around the proxy.
+    let (made, captured) = (report.new_answered, captured());
+    assert!(captured >= made, "of {made} new connections {captured} went through the proxy");
 }
 
 #[test]

@@ -309,7 +309,7 @@ fn is_static(binary: &Path) -> bool {
     !(0..count).any(|i| number(start + i * size, 4) == 3)
 }
 
-/// A root directory with nothing but the plugin, a netns file and the executor's socket.
+/// A root directory, read-only, with nothing but the plugin, a netns file and the executor's socket.
 fn empty_root(mesh: &Mesh, pod: &Pod, plugin: &Path) -> PathBuf {
     let root = mesh.node().dir().join("root");
     for directory in ["", "run/cni", "netns"] {
@@ -329,11 +329,16 @@ fn empty_root(mesh: &Mesh, pod: &Pod, plugin: &Path) -> PathBuf {
         )
         .unwrap();
     }
+    let at = root.to_string_lossy();
+    let read_only: [&[&str]; 2] = [&["--rbind", &at, &at], &["-o", "remount,bind,ro", &at]];
+    for args in read_only {
+        text(mesh.node().place(), "mount", args, b"").unwrap();
+    }
     root
 }
 
 #[test]
-fn a_static_plugin_works_in_an_empty_root_directory() {
+fn a_static_plugin_works_in_an_empty_read_only_root_directory() {
     let plugin = binary("sluice-cni").unwrap();
     assert!(
         is_static(&plugin),

@@ -171,6 +171,14 @@ fn more_descriptors_than_a_message_may_carry_end_the_connection() {
     );
 }
 
+fn start_with_all_sockets() -> Mesh {
+    mesh_with(MeshOptions {
+        broker: vec!["--istio-cni".into()],
+        ..MeshOptions::default()
+    })
+    .unwrap()
+}
+
 /// A socket, how it is spoken to, and what counts its refused peers.
 fn sockets(mesh: &Mesh) -> Vec<(PathBuf, SockType, &'static str)> {
     vec![
@@ -181,6 +189,7 @@ fn sockets(mesh: &Mesh) -> Vec<(PathBuf, SockType, &'static str)> {
         (mesh.run.zds_socket(), SockType::SeqPacket, "zds"),
         (mesh.run.workload_socket(), SockType::Stream, "workload"),
         (mesh.run.http_socket(), SockType::Stream, "http"),
+        (mesh.run.compatibility_socket(), SockType::Stream, "istio-cni"),
     ]
 }
 
@@ -195,7 +204,7 @@ fn refused_peers(mesh: &Mesh, socket: &str) -> u64 {
     let node = mesh.node_status().unwrap();
     match socket {
         "zds" => u64::from(node.zds_socket.contains("1 peers refused")),
-        "workload" | "http" => {
+        "workload" | "http" | "istio-cni" => {
             let counted = format!("refused_peers_total{{socket=\"{socket}\"}} 1");
             let response = get(&mesh.run.http_socket(), "/metrics").unwrap();
             u64::from(response.body.contains(&counted))
@@ -206,7 +215,7 @@ fn refused_peers(mesh: &Mesh, socket: &str) -> u64 {
 
 #[test]
 fn strangers_are_refused_by_every_socket() {
-    let mesh = start();
+    let mesh = start_with_all_sockets();
     let all = sockets(&mesh);
     for (path, kind, name) in &all {
         // Mode and owner of the socket or its directory are the first gate.
@@ -243,7 +252,7 @@ fn strangers_are_refused_by_every_socket() {
 
 #[test]
 fn peers_that_never_finish_delay_nobody() {
-    let mesh = start();
+    let mesh = start_with_all_sockets();
     let mut held = Vec::new();
     for (path, kind, name) in sockets(&mesh) {
         for first in [

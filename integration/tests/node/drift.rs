@@ -162,6 +162,7 @@ fn moves(replace: impl FnOnce(&Mesh, Pod) -> Pod) {
     let healthy = mesh_pod(&mesh, "healthy").unwrap();
     let neighbour = RuleMonitor::start(healthy.netns(), mesh.node().dir(), "healthy").unwrap();
     let watch = PodWatch::start(&mesh).unwrap();
+    mesh.control().forget_messages().unwrap();
     let (inode, veth) = (old.netns().inode(), old.host_ifname().to_owned());
     let new = replace(&mesh, old);
     let enrolled = || {
@@ -186,6 +187,9 @@ fn moves(replace: impl FnOnce(&Mesh, Pod) -> Pod) {
     assert!(redirects(new.netns()).unwrap());
     let held = mesh.control().counts().unwrap();
     assert_eq!(held.workloads[new.uid()].netns_inode, new.netns().inode());
+    let mut told = mesh.control().report().unwrap().messages;
+    told.retain(|message| message.uid == healthy.uid());
+    assert!(told.is_empty(), "{told:?}");
     neighbour.silent().unwrap();
 }
 

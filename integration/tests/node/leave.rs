@@ -78,7 +78,9 @@ fn leaves_without_loss(pick: impl Fn(&Scene) -> &Pod) {
     goes_direct(&scene, &load, pod);
     assert!(open(&scene, pod) >= 20, "kept connections left the proxy");
     assert_eq!(scene.mesh.pod_state(pod).unwrap().state(), PodState::Draining);
-    load.stop().nothing_failed().unwrap();
+    let report = load.stop();
+    report.nothing_failed().unwrap();
+    report.kept_pace(200).unwrap();
     // With the kept connections ended, so does leaving, well before the drain's 60 s.
     scene.mesh.wait_state(pod, PodState::Out, PATIENCE).unwrap();
     let plain = scene.mesh.node().pod("plain").create().unwrap();

@@ -83,6 +83,13 @@ fn what_the_runtime_no_longer_lists_is_let_go() {
     });
 }
 
+/// The runtime forgets to tell; the source does not.
+#[test]
+fn a_deleted_pod_is_let_go_without_a_delete() {
+    let mesh = node();
+    is_let_go(&mesh, |pod, _| mesh.manifests.delete_pod(pod).unwrap());
+}
+
 #[test]
 fn a_pod_whose_interface_vanishes_is_let_go() {
     let mesh = node();

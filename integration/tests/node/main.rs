@@ -35,6 +35,7 @@ mod restart;
 mod restart_identity;
 mod rule_schema;
 mod rules;
+mod rules_icmp;
 mod rules_pods;
 mod stand_alone;
 mod without_opener;

@@ -196,6 +196,24 @@ fn the_opener_is_not_asked_while_the_plugin_adds_pods() {
 }
 
 #[test]
+fn a_restart_that_finds_everything_searches_for_nothing() {
+    let mesh = start();
+    let pod = mesh_pod(&mesh, "web").unwrap();
+    let opener = family(mesh.opener.as_ref().unwrap().pid()).unwrap();
+    let strace = Strace::attach(&opener, "all", &mesh.node().dir().join("opener.strace")).unwrap();
+    mesh.executor.restart().unwrap();
+    mesh.wait_serving().unwrap();
+    mesh.wait_state(&pod, PodState::Enrolled, PATIENCE).unwrap();
+    let seen = strace.stop().unwrap();
+    assert!(!seen.is_empty(), "strace saw nothing");
+    let scans: Vec<_> = seen
+        .iter()
+        .filter(|line| line.contains("cgroup") || line.contains("getdents"))
+        .collect();
+    assert!(scans.is_empty(), "{scans:#?}");
+}
+
+#[test]
 fn the_plugin_executes_nothing_and_opens_hardly_anything() {
     let mesh = start();
     let pod = declared(&mesh, "web").unwrap();
@@ -326,7 +344,7 @@ fn nobody_waits_for_the_lock_of_iptables() {
     let ((held, held_p99), (free, free_p99)) = (median_and_p99(held), median_and_p99(free));
     println!("{adds} ADDs with the lock held: {held:?}, p99 {held_p99:?}; free: {free:?}, p99 {free_p99:?}");
     assert!(
-        held < free * 2 + Duration::from_millis(100),
+        held < free * 3 / 2 + Duration::from_millis(20),
         "{held:?}, free {free:?}"
     );
     // On a machine that is busy with other tests the other node's are slow, too.

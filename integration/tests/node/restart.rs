@@ -15,9 +15,13 @@ use sluice_testkit::traffic::dns::query;
 
 /// How often each process is killed.
 const TIMES: usize = 50;
+/// Requests over new connections, and DNS queries, a second.
+const REQUESTS: u32 = 200;
+const QUERIES: u32 = 50;
 
-/// 50 DNS queries a second; counts what was not answered.
+/// [`QUERIES`]; counts what was not answered.
 struct DnsLoad {
+    started: Instant,
     stop: Arc<AtomicBool>,
     thread: JoinHandle<(u32, Vec<String>)>,
 }
@@ -42,20 +46,26 @@ impl DnsLoad {
                     Ok(_) => answered += 1,
                     Err(error) => failures.push(error.to_string()),
                 }
-                next += Duration::from_millis(20);
+                next += Duration::from_secs(1) / QUERIES;
                 std::thread::sleep(next.saturating_duration_since(Instant::now()));
             }
             (answered, failures)
         });
-        Self { stop, thread }
+        Self {
+            started: Instant::now(),
+            stop,
+            thread,
+        }
     }
 
     fn nothing_failed(self) {
+        let ran = self.started.elapsed();
         self.stop.store(true, Ordering::Relaxed);
         let (answered, failures) = self.thread.join().unwrap();
+        let least = ran.as_secs_f64() * f64::from(QUERIES) * 0.75;
         assert!(
-            answered > 0 && failures.is_empty(),
-            "{answered} answered, failures: {failures:?}"
+            f64::from(answered) >= least && failures.is_empty(),
+            "{answered} answered in {ran:?}, failures: {failures:?}"
         );
     }
 }
@@ -75,15 +85,19 @@ fn survives(times: usize, restart: impl Fn(&Mesh)) {
         scene.wait_enrolled().unwrap();
     }
     load.wait_answered(20, Duration::from_secs(10)).unwrap();
-    load.stop().nothing_failed().unwrap();
+    let report = load.stop();
+    report.nothing_failed().unwrap();
+    report.kept_pace(REQUESTS).unwrap();
     dns.nothing_failed();
     for monitor in monitors {
         monitor.silent().unwrap();
     }
     let held = scene.mesh.control().counts().unwrap();
+    let captured = held.workloads[scene.client.uid()].counts.outbound;
     assert!(
-        held.workloads[scene.client.uid()].counts.outbound > 0,
-        "traffic went around the proxy"
+        captured >= report.new_answered,
+        "of {} requests {captured} went through the proxy",
+        report.new_answered
     );
 }
 
@@ -149,9 +163,10 @@ fn requests_fail_only_while_the_proxy_is_away() {
         scene.mesh.proxy.take().unwrap().kill().unwrap();
         scene.mesh.start_proxy().unwrap();
         scene.wait_enrolled().unwrap();
-        // Both pods work, one after the other: none is left half-working.
-        load.wait_answered(5, Duration::from_secs(10)).unwrap();
         away.push((from, load.started().elapsed()));
+        // Both pods work, one after the other: none is left half-working.
+        load.wait_answered(20, Duration::from_secs(10)).unwrap();
+        both_listen(&scene);
     }
     let report = load.stop();
     let outside: Vec<_> = report
@@ -169,6 +184,9 @@ fn requests_fail_only_while_the_proxy_is_away() {
         outside.len(),
         outside.first()
     );
+}
+
+fn both_listen(scene: &Scene) {
     let held = scene.mesh.control().counts().unwrap();
     for pod in [&scene.client, &scene.server] {
         assert!(

@@ -32,16 +32,16 @@ const PROBE: [IpAddr; 2] = [
 const RESOLVED: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 7);
 
 /// A mesh pod, a plain pod, and an application in each.
-struct Table {
+pub(crate) struct Table {
     #[expect(dead_code, reason = "it answers as long as it is there")]
     apps: [EchoServer; 2],
-    meshed: Pod,
-    plain: Pod,
+    pub(crate) meshed: Pod,
+    pub(crate) plain: Pod,
     mesh: Mesh,
 }
 
 impl Table {
-    fn start(options: &PodOptions, mesh_options: MeshOptions) -> Self {
+    pub(crate) fn start(options: &PodOptions, mesh_options: MeshOptions) -> Self {
         let mesh = Mesh::start_with(mesh_options).unwrap();
         mesh.manifests.namespace("default", "ambient").unwrap();
         let meshed = mesh.node().pod("meshed").dual_stack().create().unwrap();
@@ -66,7 +66,7 @@ impl Table {
     }
 
     /// What the proxy counts for the mesh pod while `traffic` runs.
-    fn during<T>(&self, traffic: impl FnOnce() -> T) -> (T, Counts) {
+    pub(crate) fn during<T>(&self, traffic: impl FnOnce() -> T) -> (T, Counts) {
         let before = self.counts();
         let result = traffic();
         let now = self.counts();
