@@ -140,7 +140,9 @@ impl Traces {
         let told: BTreeSet<_> = messages.into_iter().map(|message| message.uid).collect();
         anyhow::ensure!(told == self.proxy, "told {told:?}, before {:?}", self.proxy);
         drop(later);
-        Ok(poll_true("that proxy has left", PATIENCE, || connected() <= before)?)
+        Ok(poll_true("that proxy has left", PATIENCE, || {
+            connected() <= before
+        })?)
     }
 
     /// Waits until everything is as in `self` again.

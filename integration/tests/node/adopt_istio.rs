@@ -111,7 +111,10 @@ fn taken_over_without_loss(program: Program) {
     report.nothing_failed().unwrap();
     // A gap would not fail a request: it would go around the proxy.
     let (made, captured) = (report.new_answered, captured());
-    assert!(captured >= made, "of {made} new connections {captured} went through the proxy");
+    assert!(
+        captured >= made,
+        "of {made} new connections {captured} went through the proxy"
+    );
 }
 
 #[test]

@@ -38,8 +38,11 @@ fn come_and_go(paths: &[String], stop: &AtomicBool) -> usize {
     changes
 }
 
-/// Of the opener and of the process that enters for it: each thread's namespace, and what it has open.
-fn of_both(fixture: &Fixture) -> BTreeMap<u32, (BTreeMap<u32, u64>, BTreeMap<u32, PathBuf>)> {
+/// Of a process: each thread's namespace, and what it has open.
+type Holds = (BTreeMap<u32, u64>, BTreeMap<u32, PathBuf>);
+
+/// What the opener and the process that enters for it hold, by process id.
+fn of_both(fixture: &Fixture) -> BTreeMap<u32, Holds> {
     let pid = fixture.opener.pid();
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
     let pids = children.split_whitespace().map(|child| child.parse().unwrap());

@@ -140,10 +140,11 @@ impl LoadReport {
     /// Fails unless so many requests a second were answered over new connections, but for one in four: a machine too
     /// busy to make the load shows nothing about it.
     pub fn kept_pace(&self, per_second: u32) -> anyhow::Result<()> {
-        let pace = self.new_answered as f64 / self.ran.as_secs_f64();
+        let due = self.ran.as_millis() * u128::from(per_second) / 1000;
         anyhow::ensure!(
-            pace >= f64::from(per_second) * 0.75,
-            "{pace:.0} new connections a second for {:?} instead of {per_second}",
+            u128::from(self.new_answered) * 4 >= due * 3,
+            "{} requests over new connections in {:?}, {due} were due",
+            self.new_answered,
             self.ran
         );
         Ok(())
