@@ -165,6 +165,13 @@ impl NodeFacts for Kubernetes {
         Box::pin(self.book.withdraw())
     }
 
+    fn installer_failed(&self, problem: &str) {
+        let own = &self.settings;
+        if let Some(pod) = self.book.named(&own.own.namespace, own.pod.as_str()) {
+            self.recorder.record(notes::installer_not_ready(pod, problem));
+        }
+    }
+
     fn last_look(&self) -> BoxFuture<'_, Lifecycle> {
         let known = self.known.borrow().clone();
         Box::pin(async move { self.own.last_look(&self.api, &known).await })

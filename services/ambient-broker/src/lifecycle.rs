@@ -66,6 +66,10 @@ pub trait NodeFacts: fmt::Debug + Send + Sync {
     fn withdraw(&self) -> BoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))
     }
+    /// The installer was ready and is no more: tells people why. Must not block.
+    fn installer_failed(&self, problem: &str) {
+        let _ = problem;
+    }
 }
 
 /// The server. Clones share it.
@@ -178,7 +182,11 @@ impl NodeLifecycle for Node {
             installs: None,
             ..report.clone()
         };
-        if self.health.installer().as_ref().map(uncounted) != Some(uncounted(&report)) {
+        let before = self.health.installer();
+        if before.as_ref().is_some_and(|before| before.ready) && !ready {
+            self.facts.installer_failed(problem);
+        }
+        if before.as_ref().map(uncounted) != Some(uncounted(&report)) {
             tracing::info!(
                 ready,
                 mode,

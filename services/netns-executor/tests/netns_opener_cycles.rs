@@ -49,7 +49,10 @@ fn of_both(fixture: &Fixture) -> BTreeMap<u32, Holds> {
     pids.chain([pid])
         .map(|pid| {
             let status = ProcStatus::read(pid).unwrap();
-            (pid, (status.thread_netns().unwrap(), status.descriptors().unwrap()))
+            (
+                pid,
+                (status.thread_netns().unwrap(), status.descriptors().unwrap()),
+            )
         })
         .collect()
 }

@@ -205,6 +205,14 @@ impl Book {
         right_before
     }
 
+    /// A pod by its name.
+    pub(super) fn named(&self, namespace: &str, name: &str) -> Option<PodRef> {
+        let pages = self.lock();
+        let mut pods = pages.values().map(|page| &page.api);
+        let found = pods.find(|pod| pod.namespace.as_str() == namespace && pod.name.as_str() == name);
+        found.cloned()
+    }
+
     /// The pod is gone.
     pub(super) fn gone(&self, uid: &str) {
         self.lock().retain(|key, _| key.as_str() != uid);

@@ -77,6 +77,16 @@ pub(super) fn not_a_setting(pod: &PodRef) -> Note {
     }
 }
 
+/// On the agent's own pod.
+pub(super) fn installer_not_ready(pod: PodRef, problem: &str) -> Note {
+    Note {
+        pod,
+        reason: "NetworkConfiguration",
+        warning: true,
+        text: format!("the installer is not ready: {problem}; see `sluicectl status`"),
+    }
+}
+
 fn not_our_pod(pod: PodRef, own: &OwnPods) -> Note {
     Note {
         pod,

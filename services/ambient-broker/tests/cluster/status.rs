@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::api::{Api, Fault};
 use super::*;
+use sluice_ambient_broker::lifecycle::NodeFacts;
 use sluice_ambient_broker::reconcile::report::{PodReport, Standing};
 use sluice_ambient_broker::status::StatusWriter;
 use sluice_proto::code::ErrorCode;
@@ -192,6 +193,24 @@ async fn an_annotation_that_is_not_taken_is_told_on_its_pod() {
     assert_eq!(event.body["regarding"]["uid"], "1");
     let note = event.body["note"].as_str().unwrap();
     assert!(note.contains("\"maybe\" is neither true nor false"), "{note}");
+}
+
+/// As the settings of these tests name it.
+const OWN: &str = "sluice-node-abcde";
+
+#[tokio::test]
+async fn an_installer_that_fails_is_told_on_the_agents_own_pod() {
+    let (api, kubernetes, mut heard) = ready().await;
+    namespace(&api, "sluice-system", "ambient");
+    let mut own = pod(OWN, "1");
+    own["metadata"]["namespace"] = "sluice-system".into();
+    api.put(&format!("/api/v1/namespaces/sluice-system/pods/{OWN}"), own);
+    heard.until(&format!("+pod {OWN}")).await;
+    kubernetes.installer_failed("conflict: 05-other.conflist keeps being rewritten");
+    let event = eventually("event", || api.seen("POST", "/events").pop()).await;
+    assert_eq!(event.body["reason"], "NetworkConfiguration");
+    assert_eq!(event.body["regarding"]["name"], OWN);
+    assert!(event.body["note"].as_str().unwrap().contains("05-other.conflist"));
 }
 
 #[tokio::test]
