@@ -6,17 +6,22 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::json;
 use sluice_testkit::standin::Report;
 
+use crate::enrol::rules_of;
 use crate::harness::{Cluster, Mesh, Namespace, PATIENCE, eventually, on_cluster};
 use crate::load::{client, client_spec};
 use crate::pods::{Pod, deployment, pod, probes, server_spec};
 use crate::refusal::FAILED_SANDBOX;
 use crate::sandbox::{Sandbox, creation_times};
 use crate::sluice::{Sluice, cri};
+use crate::ztunnel::Ztunnel;
 
 /// The longest that an ADD may take while the API server does not answer, a sandbox's other work included.
 const ADD_LIMIT: Duration = Duration::from_secs(5);
+/// How much longer the ADD of a pod that the broker knows may take meanwhile than one of an excluded namespace.
+const KNOWN_LIMIT: Duration = Duration::from_secs(1);
 /// The longest that the runtime waits for an executor that hangs: the plugin's deadlines for ADD (10 s) and for the DEL after it (3 s).
 const HUNG_LIMIT: Duration = Duration::from_secs(14);
 
@@ -96,28 +101,69 @@ fn an_opener_or_installer_that_hangs_keeps_no_pod_from_starting_enrolled() -> an
 }
 
 #[test]
-fn with_the_api_server_down_an_unknown_pod_is_answered_in_time() -> anyhow::Result<()> {
+fn with_the_api_server_down_known_pods_start_and_an_unknown_one_is_answered_in_time() -> anyhow::Result<()> {
     on_cluster(|cluster| {
         let sluice = Sluice::ensure(cluster)?;
         let mesh = Namespace::create(cluster, "apidown", Mesh::In)?;
+        let plain = Namespace::create(cluster, "apidown-plain", Mesh::Out)?;
         cluster.apply(&[pod(&mesh, "stays", &client_spec())])?;
         let stays = mesh.wait_pod("stays", "is Ready", PATIENCE, |pod| pod.ready)?;
+        let (known_in, known_out) = (known(&mesh, "labelled")?, known(&plain, "other")?);
 
         cluster.script("up.sh", &["stop-apiserver"])?;
         let unknown = attempt(cluster, &mesh.name, "unknown");
         let excluded = attempt(cluster, "kube-system", "excluded");
-        let held = sluice
-            .ztunnel
-            .control
-            .counts()?
-            .workloads
-            .contains_key(&stays.uid);
+        let labelled = start_known(&sluice, &mesh, &known_in);
+        let other = start_known(&sluice, &plain, &known_out);
+        let held = sluice.ztunnel.holds(&stays);
         cluster.script("up.sh", &["start-apiserver"])?;
 
+        let usual = excluded.as_ref().map_or(Duration::ZERO, |(_, took)| *took);
         check_api_outage("refusing", unknown, excluded)?;
-        ensure!(held, "the proxy lost a running pod");
+        for (known, in_mesh) in [(labelled?, true), (other?, false)] {
+            println!("API server refusing: {known:?}, an excluded one {usual:?}");
+            ensure!(
+                known.held == in_mesh && known.redirected == in_mesh && known.took <= usual + KNOWN_LIMIT,
+                "in the mesh it should be: {in_mesh}; but {known:?}"
+            );
+        }
+        ensure!(held?, "the proxy lost a running pod");
         sluice.wait_recovered(PATIENCE)?;
         Ok(())
+    })
+}
+
+/// A pod that API server and broker know and that the kubelet does not start, since a volume of it does not exist.
+fn known(namespace: &Namespace<'_>, name: &str) -> anyhow::Result<Pod> {
+    let mut spec = client_spec();
+    spec["volumes"] = json!([{"name": "never", "configMap": {"name": "nobodys"}}]);
+    spec["containers"][0]["volumeMounts"] = json!([{"name": "never", "mountPath": "/never"}]);
+    namespace.create_pod(name, &spec)?;
+    // By then it is bound to the node, and its watchers were told.
+    eventually("the kubelet misses the volume", PATIENCE, || {
+        Ok(namespace.events(name, "FailedMount")?.pop())
+    })?;
+    namespace.pod(name)
+}
+
+/// How the runtime made the sandbox of a pod.
+#[derive(Debug)]
+struct Known {
+    took: Duration,
+    held: bool,
+    redirected: bool,
+}
+
+fn start_known(sluice: &Sluice<'_>, namespace: &Namespace<'_>, pod: &Pod) -> anyhow::Result<Known> {
+    let cluster = sluice.cluster;
+    let (sandbox, took) = timed(cluster, &pod.name, || {
+        Sandbox::try_run_as(cluster, &namespace.name, &pod.name, &pod.uid)
+    })?;
+    let _sandbox = sandbox.with_context(|| format!("{}, which the broker knows", pod.name))?;
+    Ok(Known {
+        took,
+        held: sluice.ztunnel.holds(pod)?,
+        redirected: !rules_of(cluster, namespace, &pod.name)?.trim().is_empty(),
     })
 }
 
@@ -226,9 +272,19 @@ fn after_a_reboot_mesh_pods_come_back_enrolled_without_hands() -> anyhow::Result
 
         cluster.script("node.sh", &["reboot"])?;
 
-        // The node's root is another now, so everything that looked into it starts anew.
+        // Until its container has been started again the API server has what was before.
+        let (held, web) = eventually("the pod is Ready again", 2 * PATIENCE, || {
+            let web = mesh.pod("web")?;
+            if !web.ready || web.restarts == 0 {
+                return Ok(None);
+            }
+            // The node's root is another now.
+            let held = Ztunnel::of_node(cluster).and_then(|ztunnel| ztunnel.holds(&web));
+            Ok(Some((held, web)))
+        })?;
+        ensure!(held?, "Ready before it was in the mesh: {web:?}");
         let sluice = Sluice::ensure(cluster)?;
-        let web = mesh.wait_pod("web", "is Ready", 2 * PATIENCE, |pod| {
+        mesh.wait_pod("web", "is annotated", PATIENCE, |pod| {
             pod.ready && pod.status() == Some("enabled")
         })?;
         sluice.ztunnel.wait_held(&[web], PATIENCE)?;
@@ -245,14 +301,24 @@ fn fetch_without_api(cluster: &Cluster, from: &Pod, url: &str) -> anyhow::Result
 
 type Attempt = (anyhow::Result<()>, Duration);
 
-/// Has the runtime make a sandbox; how it ended, and how long it took by the runtime's log.
+/// Has the runtime make a sandbox of a pod that nobody knows; how it ended, and how long it took.
 fn attempt(cluster: &Cluster, namespace: &str, name: &str) -> anyhow::Result<Attempt> {
+    let (sandbox, took) = timed(cluster, name, || Sandbox::try_run(cluster, namespace, name))?;
+    Ok((sandbox.map(drop), took))
+}
+
+/// What came of making a sandbox for a pod of this name, and how long that took by the runtime's log.
+fn timed<'a>(
+    cluster: &Cluster,
+    name: &str,
+    make: impl FnOnce() -> anyhow::Result<Sandbox<'a>>,
+) -> anyhow::Result<(anyhow::Result<Sandbox<'a>>, Duration)> {
     let position = cluster.log("containerd")?.len();
-    let outcome = Sandbox::try_run(cluster, namespace, name).map(drop);
+    let sandbox = make();
     let log = cluster.log("containerd")?;
     let took = creation_times(&log[position..], name).pop();
     let took = took.context("the attempt is not in the runtime's log")?;
-    Ok((outcome, Duration::from_secs_f64(took / 1000.0)))
+    Ok((sandbox, Duration::from_secs_f64(took / 1000.0)))
 }
 
 fn check_api_outage(
@@ -267,6 +333,8 @@ fn check_api_outage(
     println!(
         "API server {how}: refused after {took:?}, excluded namespace passed after {excluded_took:?}: {error}"
     );
+    let ours = error.to_string().contains("sluice-cni");
+    ensure!(ours, "not refused by the plugin: {error:#}");
     ensure!(took <= ADD_LIMIT, "the refusal took {took:?}");
     excluded.map_err(|error| error.context(format!("excluded namespace, API server {how}")))
 }

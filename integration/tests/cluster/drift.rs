@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use serde_json::Value;
 use sluice_integration::uds_http::get;
 
 use crate::enrol::netns_of;
@@ -105,6 +106,7 @@ fn a_configuration_that_takes_precedence_is_chained_or_told() -> anyhow::Result<
     on_cluster(|cluster| {
         let sluice = Sluice::ensure(cluster)?;
 
+        let started = Instant::now();
         cluster.node_sh(
         "cd /etc/cni/net.d && sed 's/\"podnet\"/\"intruder\"/' 10-podnet.conflist >.t && mv .t 00-intruder.conflist",
     )?;
@@ -124,12 +126,16 @@ fn a_configuration_that_takes_precedence_is_chained_or_told() -> anyhow::Result<
         });
         let chained = sluice.chained();
         // Where it is told and not chained, operators find it where they look: metrics, and Events of the agent's pod.
-        let told = chained.as_ref().is_ok_and(|chained| *chained) || told(cluster, &sluice)?;
+        let told = match chained {
+            Ok(true) => Ok(true),
+            _ => told(cluster, &sluice),
+        };
+        let all = started.elapsed();
         cluster.node_sh("rm -f /etc/cni/net.d/00-intruder.conflist")?;
-        ensure!(told, "neither metric nor Event tell of it");
+        ensure!(told?, "neither metric nor Event tell of it");
 
         println!(
-            "a configuration of higher priority: noticed after {:?}, chained: {:?}",
+            "a configuration of higher priority: noticed after {:?}, in metric and Event after {all:?} at most, chained: {:?}",
             outcome?, chained
         );
         sluice.wait_ready()
@@ -141,10 +147,17 @@ fn told(cluster: &Cluster, sluice: &Sluice<'_>) -> anyhow::Result<bool> {
     let agent = sluice.pod()?;
     let events = format!("/api/v1/namespaces/{NAMESPACE}/events?fieldSelector=involvedObject.name={agent}");
     eventually("an Event names the file", PATIENCE, || {
-        let list = cluster.api.get(&events)?.to_string();
-        Ok(list
-            .contains("not-first-in-cni-dir: 00-intruder.conflist")
-            .then_some(()))
+        let list = cluster.api.get(&events)?;
+        let ours = |event: &Value| {
+            event["reason"] == "NetworkConfiguration"
+                && event["message"]
+                    .as_str()
+                    .is_some_and(|text| text.contains("not-first-in-cni-dir: 00-intruder.conflist"))
+        };
+        let told = list["items"]
+            .as_array()
+            .is_some_and(|events| events.iter().any(ours));
+        Ok(told.then_some(()))
     })?;
     let socket = cluster.node_path("/run/sluice/broker/http.sock")?;
     let metrics = get(&socket, "/metrics")?.body;
@@ -152,7 +165,7 @@ fn told(cluster: &Cluster, sluice: &Sluice<'_>) -> anyhow::Result<bool> {
 }
 
 /// How long it takes until `mended` holds.
-fn mended(what: &str, mended: impl Fn() -> anyhow::Result<bool>) -> anyhow::Result<Duration> {
+pub(crate) fn mended(what: &str, mended: impl Fn() -> anyhow::Result<bool>) -> anyhow::Result<Duration> {
     let started = Instant::now();
     eventually(&format!("{what}: mended"), PATIENCE, || {
         Ok(mended()?.then_some(()))

@@ -161,6 +161,11 @@ impl Cluster {
         Ok(PathBuf::from(format!("/proc/{}/root{path}", self.node_pid()?)))
     }
 
+    /// The directory that the kubelet takes static pods from.
+    pub(crate) fn static_pods(&self) -> PathBuf {
+        self.directory.join("node1/static-pods")
+    }
+
     /// The node's namespaces, for programs of this machine that are to run in them.
     pub(crate) fn node_place(&self) -> anyhow::Result<Place> {
         Ok(Place::of_process(self.node_pid()?)?)
@@ -292,7 +297,8 @@ pub(crate) enum Mesh {
     Out,
 }
 
-const MODE_LABEL: &str = "istio.io/dataplane-mode";
+/// Puts a namespace or a pod into the mesh.
+pub(crate) const MODE_LABEL: &str = "istio.io/dataplane-mode";
 
 impl<'a> Namespace<'a> {
     /// Makes one of a name that no other test uses, and waits for its default service account.

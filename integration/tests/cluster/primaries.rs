@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use serde_json::{Value, json};
 
+use crate::drift::mended;
 use crate::harness::{Cluster, Mesh, Namespace, PATIENCE, eventually, on_cluster};
 use crate::pods::{pod, probes, server_spec};
 use crate::sluice::{Sluice, cri};
@@ -84,6 +85,39 @@ fn pods_are_enrolled_on_bridge_and_ptp_of_every_cni_version() -> anyhow::Result<
 
             sluice.ztunnel.wait_held(&[made], Duration::from_secs(10))?;
         }
+        Ok(())
+    })
+}
+
+#[test]
+fn in_chained_mode_the_entry_is_put_into_the_primarys_own_file_and_taken_out_again() -> anyhow::Result<()> {
+    on_cluster(|cluster| {
+        let original = Original::keep(cluster)?;
+        let sluice = Sluice::ensure_with(cluster, &["cni.mode=chained"])?;
+        let chained = || -> anyhow::Result<bool> {
+            let files = cluster.node_sh("ls -d /etc/cni/net.d/*.conflist")?;
+            Ok(files.trim() == PRIMARY && sluice.chained()?)
+        };
+        eventually("only the primary's file is there", PATIENCE, || {
+            Ok(chained()?.then_some(()))
+        })?;
+        let namespace = Namespace::create(cluster, "chained", Mesh::In)?;
+        cluster.apply(&[pod(&namespace, "web", &server_spec(&probes()))])?;
+        let web = namespace.wait_pod("web", "is Ready", PATIENCE, |pod| pod.ready)?;
+        sluice.ztunnel.wait_held(&[web], Duration::from_secs(10))?;
+
+        original.replace(&original.text)?;
+        let took = mended("the entry in the primary's file", chained)?;
+        println!("the entry in the primary's file was back after {took:?}");
+
+        namespace.delete_pod("web")?;
+        sluice.uninstall()?;
+        let left = cluster.node(&["cat", PRIMARY])?;
+        ensure!(
+            left == original.text,
+            "not as it was:\n{}\nnow:\n{left}",
+            original.text
+        );
         Ok(())
     })
 }

@@ -14,12 +14,23 @@ pub(crate) struct Sandbox<'a> {
 }
 
 impl<'a> Sandbox<'a> {
-    /// Has the runtime make a sandbox as the kubelet would for this pod; the error is the runtime's.
+    /// Has the runtime make a sandbox as the kubelet would for a pod of this name that the API server does not have; the error is
+    /// the runtime's.
     pub(crate) fn try_run(cluster: &'a Cluster, namespace: &str, name: &str) -> anyhow::Result<Self> {
         let nanos = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)?
             .as_nanos();
         let uid = format!("5a17c0de-0000-4000-8000-{:012x}", nanos & 0xffff_ffff_ffff);
+        Self::try_run_as(cluster, namespace, name, &uid)
+    }
+
+    /// As [`Self::try_run`], for the pod of this UID.
+    pub(crate) fn try_run_as(
+        cluster: &'a Cluster,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+    ) -> anyhow::Result<Self> {
         let config = json!({
             "metadata": {"name": name, "namespace": namespace, "uid": uid, "attempt": 0},
             "labels": {

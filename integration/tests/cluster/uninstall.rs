@@ -1,8 +1,10 @@
 //! `helm uninstall` leaves the node as it was.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, ensure};
 
-use crate::enrol::rules_of;
+use crate::enrol::{made_by_somebody, rules_of};
 use crate::harness::{Cluster, Mesh, Namespace, PATIENCE, on_cluster};
 use crate::load::client_spec;
 use crate::pods::{deployment, pod, probes, server_spec};
@@ -11,6 +13,9 @@ use crate::sluice::{NAMESPACE, Sluice, repository};
 /// The one file that stays until a purge, so that pods made before can still be deleted; see the chart's README. Empty directories
 /// stay, too: no container sees what they are in.
 const LEFT_ON_PURPOSE: &str = "/opt/cni/bin/sluice-cni";
+
+/// Until pods that ran before the agent are in the mesh, once it is ready.
+const ADOPTION_LIMIT: Duration = Duration::from_secs(10);
 
 #[test]
 fn uninstalling_leaves_the_node_as_it_was() -> anyhow::Result<()> {
@@ -63,38 +68,74 @@ fn uninstalling_leaves_the_node_as_it_was() -> anyhow::Result<()> {
             "ls -d /run/sluice /var/lib/sluice {LEFT_ON_PURPOSE} 2>/dev/null || true"
         ))?;
         ensure!(files.is_empty(), "{files} is left after a purge:\n{purged}");
-        let conflists = cluster.node_sh("cat /etc/cni/net.d/*")?;
-        ensure!(
-            !conflists.contains("sluice"),
-            "a chain entry is left:\n{conflists}"
-        );
-        let host = cluster.node_sh("nft list ruleset; ip rule; ip route show table all")?;
-        ensure!(
-            !host.contains("sluice") && !host.contains("169.254.7.127"),
-            "rules are left on the host:\n{host}"
-        );
-        let objects = cluster.kubectl(&[
-            "get",
-            "clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings",
-            "-o",
-            "name",
-        ])?;
-        ensure!(!objects.contains("sluice"), "API objects are left:\n{objects}");
-        let objects = cluster.kubectl(&[
-            "-n",
-            NAMESPACE,
-            "get",
-            "all,configmaps,secrets,serviceaccounts,roles,rolebindings",
-            "-o",
-            "name",
-        ])?;
-        let left: Vec<&str> = objects
-            .lines()
-            .filter(|name| !["configmap/kube-root-ca.crt", "serviceaccount/default"].contains(name))
-            .collect();
-        ensure!(left.is_empty(), "API objects are left: {left:?}");
-        Ok(())
+        check_nothing_left(cluster)?;
+        check_adoption(cluster, &namespace)
     })
+}
+
+fn check_nothing_left(cluster: &Cluster) -> anyhow::Result<()> {
+    let conflists = cluster.node_sh("cat /etc/cni/net.d/*")?;
+    ensure!(
+        !conflists.contains("sluice"),
+        "a chain entry is left:\n{conflists}"
+    );
+    let host = cluster.node_sh("nft list ruleset; ip -4 route show table all; ip -6 route show table all")?;
+    ensure!(
+        !host.contains("sluice") && !host.contains("169.254.7.127") && !host.contains("fd16:9254:7127"),
+        "rules are left on the host:\n{host}"
+    );
+    let rules = made_by_somebody(&cluster.node_sh("ip -4 rule; ip -6 rule")?);
+    ensure!(
+        rules.trim().is_empty(),
+        "policy rules are left on the host:\n{rules}"
+    );
+    let objects = cluster.kubectl(&[
+        "get",
+        "clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings",
+        "-o",
+        "name",
+    ])?;
+    ensure!(!objects.contains("sluice"), "API objects are left:\n{objects}");
+    let objects = cluster.kubectl(&[
+        "-n",
+        NAMESPACE,
+        "get",
+        "all,configmaps,secrets,serviceaccounts,roles,rolebindings",
+        "-o",
+        "name",
+    ])?;
+    let left: Vec<&str> = objects
+        .lines()
+        .filter(|name| !["configmap/kube-root-ca.crt", "serviceaccount/default"].contains(name))
+        .collect();
+    ensure!(left.is_empty(), "API objects are left: {left:?}");
+    Ok(())
+}
+
+/// Pods that ran before the agent came join the mesh as they are.
+fn check_adoption(cluster: &Cluster, namespace: &Namespace<'_>) -> anyhow::Result<()> {
+    cluster.apply(&[deployment(namespace, "early", 3, &server_spec(&probes()))])?;
+    let early = namespace.wait_ready(3, PATIENCE)?;
+
+    let sluice = Sluice::ensure(cluster)?;
+
+    let ready = Instant::now();
+    sluice.ztunnel.wait_held(&early, ADOPTION_LIMIT)?;
+    for pod in &early {
+        let left = ADOPTION_LIMIT.saturating_sub(ready.elapsed());
+        let now = namespace.wait_pod(&pod.name, "annotated", left, |pod| {
+            pod.status() == Some("enabled")
+        })?;
+        ensure!(
+            now.uid == pod.uid && now.restarts == 0,
+            "replaced or restarted: {pod:?}, now {now:?}"
+        );
+    }
+    println!(
+        "pods that ran before the agent: enrolled {:?} after it was ready",
+        ready.elapsed()
+    );
+    Ok(())
 }
 
 /// The command of the chart's page, as it stands there; gives what it printed, on success or not.

@@ -27,10 +27,19 @@ impl Ztunnel {
         ])?;
         cluster.put_on_the_node(NAMESPACE, NAME)?;
         cluster.rolled_out(NAMESPACE, &format!("daemonset/{NAME}"))?;
-        let control = Control::new(cluster.node_path(&format!("{CONTROL_DIR}/control.sock"))?);
-        control.wait("stand-in answers", PATIENCE, |_| true)?;
-        control.behave(sluice_testkit::standin::Behaviour::default())?;
-        Ok(Self { control })
+        let ztunnel = Self::of_node(cluster)?;
+        ztunnel.control.wait("stand-in answers", PATIENCE, |_| true)?;
+        ztunnel
+            .control
+            .behave(sluice_testkit::standin::Behaviour::default())?;
+        Ok(ztunnel)
+    }
+
+    /// The one of the node as it is, whether it runs or not.
+    pub(crate) fn of_node(cluster: &Cluster) -> anyhow::Result<Self> {
+        Ok(Self {
+            control: Control::new(cluster.node_path(&format!("{CONTROL_DIR}/control.sock"))?),
+        })
     }
 
     /// Takes it off the node, as if it had never been installed.
