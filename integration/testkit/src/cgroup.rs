@@ -52,7 +52,13 @@ impl Drop for PodCgroup {
             Ok(()) => true,
             Err(error) => error.kind() == io::ErrorKind::NotFound,
         };
-        let _ = crate::wait::poll_true("cgroup is empty", std::time::Duration::from_secs(2), gone);
+        let removed = crate::wait::poll_true("cgroup is empty", std::time::Duration::from_secs(2), gone);
+        // Where a test fails anyway, this would hide why.
+        assert!(
+            removed.is_ok() || std::thread::panicking(),
+            "{} is left behind: end its processes first",
+            self.path.display()
+        );
         for parent in self.path.ancestors().skip(1).take(3) {
             if std::fs::remove_dir(parent).is_err() {
                 break;

@@ -21,8 +21,9 @@ fn node() -> Mesh {
     mesh
 }
 
-/// A process that counts as one of the pod's by its cgroup but is in another netns.
-fn stray(pod: &Pod, container: &str, netns: &Netns) -> (PodCgroup, Process) {
+/// A process that counts as one of the pod's by its cgroup but is in another netns. It comes first, and so ends before its
+/// cgroup is removed.
+fn stray(pod: &Pod, container: &str, netns: &Netns) -> (Process, PodCgroup) {
     let cgroup = PodCgroup::create(pod.uid(), container).unwrap();
     let process = Spawn::program("stray", "/bin/sleep")
         .arg("infinity")
@@ -30,7 +31,7 @@ fn stray(pod: &Pod, container: &str, netns: &Netns) -> (PodCgroup, Process) {
         .cgroup(&cgroup)
         .start()
         .unwrap();
-    (cgroup, process)
+    (process, cgroup)
 }
 
 #[test]
