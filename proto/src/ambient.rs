@@ -52,6 +52,9 @@ pub enum Desired {
     None,
     /// Redirected to the node's proxy.
     Ambient(AmbientOptions),
+    /// As [`Self::Ambient`], but of TCP only what opens a connection is redirected. The executor's own step on the way
+    /// of a running pod into the mesh, while it makes the connections known that are there; told to peers as AMBIENT.
+    Joining(AmbientOptions),
     /// Leaving: no new connection is redirected, kept ones are still translated. Chains, mark rules and
     /// routes stay, because conntrack's translation needs a nat base chain and a rule that uses conntrack.
     Draining(AmbientOptions),
@@ -150,7 +153,9 @@ impl From<&Desired> for types::Desired {
     fn from(desired: &Desired) -> Self {
         let (mode, ambient) = match desired {
             Desired::None => (types::Mode::None, None),
-            Desired::Ambient(options) => (types::Mode::Ambient, Some(options.into())),
+            Desired::Ambient(options) | Desired::Joining(options) => {
+                (types::Mode::Ambient, Some(options.into()))
+            }
             Desired::Draining(options) => (types::Mode::Draining, Some(options.into())),
         };
         Self {

@@ -124,6 +124,8 @@ pub enum Match {
     Mark(Is, u32),
     /// Connection mark under [`MARK_MASK`].
     CtMark(Is, u32),
+    /// The packet opens a TCP connection: of FIN, SYN, RST and ACK it has SYN alone. Implies the protocol.
+    OpensTcp(Is),
     /// A socket of this machine sent the packet (`meta skuid >= 0`, which loads only if there is a socket).
     LocalSocket,
 }
@@ -241,6 +243,7 @@ impl RuleSet {
         let chains = match desired {
             Desired::None => Vec::new(),
             Desired::Ambient(options) => build::ambient(options),
+            Desired::Joining(options) => build::joining(options),
             Desired::Draining(options) => build::draining(options),
         };
         Self {
@@ -289,13 +292,15 @@ impl PolicyRouting {
     pub fn for_desired(desired: &Desired) -> Option<Self> {
         match desired {
             Desired::None => None,
-            Desired::Ambient(options) | Desired::Draining(options) => Some(Self {
-                families: if options.ipv6 {
-                    &[Family::V4, Family::V6]
-                } else {
-                    &[Family::V4]
-                },
-            }),
+            Desired::Ambient(options) | Desired::Joining(options) | Desired::Draining(options) => {
+                Some(Self {
+                    families: if options.ipv6 {
+                        &[Family::V4, Family::V6]
+                    } else {
+                        &[Family::V4]
+                    },
+                })
+            }
         }
     }
 }

@@ -23,6 +23,7 @@ mod end;
 mod examine;
 mod links;
 mod pending;
+mod probes;
 mod program;
 pub mod recovery;
 pub mod registry;

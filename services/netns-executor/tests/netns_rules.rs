@@ -44,7 +44,9 @@ fn all_options() -> Vec<AmbientOptions> {
 fn all_desired() -> Vec<Desired> {
     all_options()
         .into_iter()
-        .flat_map(|options| [Desired::Ambient(options.clone()), Desired::Draining(options)])
+        .flat_map(|options| {
+            [Desired::Ambient, Desired::Joining, Desired::Draining].map(|desired| desired(options.clone()))
+        })
         .collect()
 }
 
@@ -89,7 +91,11 @@ fn every_option_combination_is_listed_by_nft_as_rendered_and_routed() {
         assert_eq!(outcome.generation, Some(generation(&pod).unwrap()));
         netns.sh("nft -j list ruleset >/dev/null && iptables-nft-save >/dev/null");
         let families: &[&str] = match &desired {
-            Desired::Ambient(options) | Desired::Draining(options) if options.ipv6 => &["-4", "-6"],
+            Desired::Ambient(options) | Desired::Joining(options) | Desired::Draining(options)
+                if options.ipv6 =>
+            {
+                &["-4", "-6"]
+            }
             _ => &["-4"],
         };
         for family in families {

@@ -58,6 +58,27 @@ fn kept_connections_stay_with_the_proxy_while_new_ones_go_direct() {
 }
 
 #[test]
+fn while_a_running_pod_joins_only_new_connections_go_to_the_proxy() {
+    let stage = Stage::new();
+    let sockets = stage.pod.sockets();
+    let options = AmbientOptions::default();
+    // Unknown to conntrack, which nothing has asked to look yet.
+    let (mut outbound, mut inbound) = (stage.outbound(), stage.inbound());
+    assert_eq!((outbound.with, inbound.with), ('p', 'a'));
+    apply(&sockets, &Desired::Joining(options.clone())).unwrap();
+    let (mut new_outbound, mut new_inbound) = (stage.outbound(), stage.inbound());
+    assert_eq!((new_outbound.with, new_inbound.with), ('o', 'i'));
+    outbound.assert_alive("joining");
+    inbound.assert_alive("joining");
+    // By their packets they are known now.
+    apply(&sockets, &Desired::Ambient(options)).unwrap();
+    assert_eq!((stage.outbound().with, stage.inbound().with), ('o', 'i'));
+    for talk in [&mut outbound, &mut inbound, &mut new_outbound, &mut new_inbound] {
+        talk.assert_alive("in the mesh");
+    }
+}
+
+#[test]
 fn no_connection_is_lost_or_slips_by_while_rules_are_replaced() {
     let stage = Stage::new();
     let sockets = stage.pod.sockets();

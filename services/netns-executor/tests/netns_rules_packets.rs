@@ -64,8 +64,8 @@ fn evaluator_and_both_backends_give_random_packets_the_same_verdict() {
     let (ours, incumbent) = (Pair::new(), Pair::new());
     let sockets = ours.pod.sockets();
     let options = all_options();
-    let per_batch = total.div_ceil(options.len() * 2).min(10_000);
-    let rounds = total.div_ceil(per_batch * options.len() * 2);
+    let per_batch = total.div_ceil(options.len() * 3).min(10_000);
+    let rounds = total.div_ceil(per_batch * options.len() * 3);
     let mut random = Random(seed);
     let (mut done, mut kinds) = (0, BTreeSet::new());
     for options in std::iter::repeat_n(options, rounds).flatten() {
@@ -77,12 +77,16 @@ fn evaluator_and_both_backends_give_random_packets_the_same_verdict() {
         kinds.extend(cases.iter().map(|case| kind(case, &observed[&case.tuple()])));
         program_iptables(&incumbent.pod, &options);
         assert_as_evaluated(&desired, &cases, &incumbent.run(&cases), "iptables");
-        let leaving = Desired::Draining(options.clone());
-        let cases = random_cases(&mut random, per_batch, &options);
-        apply(&sockets, &leaving).unwrap();
-        assert_as_evaluated(&leaving, &cases, &ours.run(&cases), "nft");
-        assert_eq!(read_back(&sockets, &leaving).unwrap(), Vec::<String>::new());
-        done += 2 * per_batch;
+        for desired in [
+            Desired::Joining(options.clone()),
+            Desired::Draining(options.clone()),
+        ] {
+            let cases = random_cases(&mut random, per_batch, &options);
+            apply(&sockets, &desired).unwrap();
+            assert_as_evaluated(&desired, &cases, &ours.run(&cases), "nft");
+            assert_eq!(read_back(&sockets, &desired).unwrap(), Vec::<String>::new());
+        }
+        done += 3 * per_batch;
     }
     assert!(done >= total, "{done}");
     // The packets were not all of one kind: by direction, verdict, zone, and whether marks were changed.

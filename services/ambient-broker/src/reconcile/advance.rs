@@ -99,19 +99,13 @@ impl World {
         taken && right
     }
 
-    /// Of a pod that runs: ztunnel first, so that no connection is redirected to where nobody listens yet. Meanwhile the
-    /// executor makes conntrack know the connections there are: one that it meets first under a redirection would be reset.
+    /// Of a pod that runs: ztunnel first, so that no connection is redirected to where nobody listens yet. The executor
+    /// sees to the connections that there are.
     fn pipeline_running(&mut self, pod: &mut Pod, options: &AmbientOptions, redirected: bool) -> bool {
         let desired = Desired::Ambient(options.clone());
         self.offer_back(pod);
         let taken = self.hand_over(pod);
-        let untouched = pod
-            .current
-            .as_ref()
-            .is_some_and(|current| current.rules == Desired::None);
-        if untouched {
-            self.program(pod, &Desired::Draining(options.clone()));
-        } else if taken || redirected {
+        if taken || redirected {
             self.program(pod, &desired);
         }
         taken

@@ -68,10 +68,10 @@ impl World {
                 }
             }
             // Captured but never handed over: there are no connections to keep.
-            Desired::Ambient(_) if !current.established => {
+            Desired::Ambient(_) | Desired::Joining(_) if !current.established => {
                 self.unwind(pod);
             }
-            Desired::Ambient(options) => {
+            Desired::Ambient(options) | Desired::Joining(options) => {
                 self.offer_to_snapshot(pod);
                 self.program(pod, &Desired::Draining(options));
             }

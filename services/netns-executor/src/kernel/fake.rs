@@ -147,7 +147,8 @@ impl Netns for Handle {
     }
 
     fn moved(&mut self) -> Result<bool, Failure> {
-        Ok(self.kernel.netns(self.inode).damaged)
+        let netns = self.kernel.netns(self.inode);
+        Ok(netns.damaged || matches!(netns.programmed, Desired::Joining(_)))
     }
 
     fn differences(&mut self, desired: &Desired) -> Result<Vec<String>, Failure> {

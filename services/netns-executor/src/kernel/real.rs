@@ -245,6 +245,10 @@ impl Netns for PodNetns {
     }
 
     fn moved(&mut self) -> Result<bool, Failure> {
+        if matches!(self.desired, Some(Desired::Joining(_))) {
+            // Right as it is, but not where it is going.
+            return Ok(true);
+        }
         let now = netlink::generation(&self.sockets).map_err(|error| apply_failed(&error))?;
         Ok(self.generation != Some(now))
     }

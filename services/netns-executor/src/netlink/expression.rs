@@ -29,6 +29,12 @@ const CT_ZONE: u32 = 17;
 const CMP_EQUAL: u32 = 0;
 const CMP_NOT: u32 = 1;
 const CMP_AT_LEAST: u32 = 5;
+/// Flags of a TCP header (RFC 9293, section 3.1).
+const TCP_FLAGS_OFFSET: u32 = 13;
+const FIN: u8 = 0x01;
+const SYN: u8 = 0x02;
+const RST: u8 = 0x04;
+const ACK: u8 = 0x10;
 const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
 /// `NF_NAT_RANGE_PROTO_SPECIFIED`.
@@ -89,6 +95,12 @@ impl List {
                 self.ct(CT_MARK);
                 self.bitwise(MARK_MASK, 0);
                 self.compare(operator(*is), &value.to_ne_bytes());
+            }
+            Match::OpensTcp(is) => {
+                self.require_protocol(Protocol::Tcp);
+                self.payload(TRANSPORT_HEADER, TCP_FLAGS_OFFSET, 1);
+                self.mask(1, &[FIN | SYN | RST | ACK], &[0]);
+                self.compare(operator(*is), &[SYN]);
             }
             Match::LocalSocket => {
                 self.meta(META_SKUID);
@@ -248,12 +260,17 @@ impl List {
 
     /// register = (register & mask) ^ xor
     fn bitwise(&mut self, mask: u32, xor: u32) {
+        self.mask(4, &mask.to_ne_bytes(), &xor.to_ne_bytes());
+    }
+
+    /// The same for a value of `length` bytes.
+    fn mask(&mut self, length: u32, mask: &[u8], xor: &[u8]) {
         self.expression("bitwise", |w| {
             w.be32(1, REGISTER);
             w.be32(2, REGISTER);
-            w.be32(3, 4);
-            w.nest(4, |w| w.attribute(DATA_VALUE, &mask.to_ne_bytes()));
-            w.nest(5, |w| w.attribute(DATA_VALUE, &xor.to_ne_bytes()));
+            w.be32(3, length);
+            w.nest(4, |w| w.attribute(DATA_VALUE, mask));
+            w.nest(5, |w| w.attribute(DATA_VALUE, xor));
         });
     }
 

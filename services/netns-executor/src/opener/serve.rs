@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
@@ -19,8 +19,10 @@ use super::keyhole::{Keyhole, KeyholeError};
 use super::path::{self, Allowed};
 use super::scan::{self, Scan};
 
-/// Short, because every ADD of a mesh pod waits for the host's namespace.
-const FIRST_DELAY: Duration = Duration::from_millis(20);
+/// Short, because every ADD of a mesh pod waits for the host's namespace, and a restarted executor for all others.
+const FIRST_DELAY: Duration = Duration::from_millis(5);
+/// So long an executor that restarts is expected back.
+const RESTART: Duration = Duration::from_secs(1);
 const LONGEST_DELAY: Duration = Duration::from_millis(250);
 /// Requests come in bursts; after this long without one the next may be far away.
 const IDLE: Duration = Duration::from_millis(100);
@@ -125,19 +127,20 @@ impl Opener {
         })
     }
 
-    /// Serves until a signal asks to stop; dials again, ever more slowly, whenever there is no connection.
+    /// Serves until a signal asks to stop; dials again whenever there is no connection, after a while ever more slowly.
     pub fn run(&mut self) -> Result<(), OpenerError> {
-        let mut delay = FIRST_DELAY;
+        let (mut alone, mut delay, mut told) = (Instant::now(), FIRST_DELAY, false);
         loop {
             match dial(&self.options.socket) {
                 Ok(connection) => {
                     tracing::info!(socket = %self.options.socket.display(), "connected to the executor");
-                    delay = FIRST_DELAY;
                     if self.serve(&connection)? {
                         return Ok(());
                     }
+                    (alone, delay, told) = (Instant::now(), FIRST_DELAY, false);
                 }
-                Err(errno) if delay == FIRST_DELAY => {
+                Err(errno) if !told => {
+                    told = true;
                     tracing::warn!(socket = %self.options.socket.display(), error = %errno, "executor not reachable, dialling on");
                 }
                 Err(_) => {}
@@ -145,7 +148,9 @@ impl Opener {
             if matches!(self.wait(None, Some(delay))?, Wake::Terminate) {
                 return Ok(());
             }
-            delay = LONGEST_DELAY.min(delay * 2);
+            if alone.elapsed() > RESTART {
+                delay = LONGEST_DELAY.min(delay * 2);
+            }
         }
     }
 

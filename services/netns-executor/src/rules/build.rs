@@ -31,7 +31,22 @@ pub(super) fn ambient(options: &AmbientOptions) -> Vec<Chain> {
     chains
 }
 
-/// Chains of a pod that leaves, or is about to be enrolled while it runs: as in the mesh, without redirections.
+/// Chains of a running pod while its connections are made known to conntrack: as in the mesh, but a packet that
+/// conntrack takes for a new connection, and that opens none, belongs to one that was there before.
+pub(super) fn joining(options: &AmbientOptions) -> Vec<Chain> {
+    let mut chains = ambient(options);
+    for chain in chains.iter_mut().filter(|chain| chain.kind == ChainKind::Nat) {
+        let spare = Rule {
+            matches: own_family(options, vec![Match::OpensTcp(Is::Not)]),
+            counter: false,
+            action: Action::Accept,
+        };
+        chain.rules.insert(0, spare);
+    }
+    chains
+}
+
+/// Chains of a pod that leaves: as in the mesh, without redirections.
 ///
 /// The empty nat chains keep conntrack's translation of kept connections alive, the mark rules keep conntrack itself.
 pub(super) fn draining(options: &AmbientOptions) -> Vec<Chain> {

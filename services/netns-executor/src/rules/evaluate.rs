@@ -35,8 +35,10 @@ pub struct Packet {
     pub mark: u32,
     /// Mark of its connection.
     pub ct_mark: u32,
-    /// Whether it opens a connection: only then are nat chains asked.
+    /// Whether conntrack takes it for the first of a connection: only then are nat chains asked.
     pub new_connection: bool,
+    /// Whether it opens a TCP connection: of FIN, SYN, RST and ACK it has SYN alone.
+    pub opens_tcp: bool,
     /// Owner of the local socket that sent it.
     pub socket_uid: Option<u32>,
 }
@@ -185,6 +187,7 @@ impl Walk<'_> {
             Match::OutLoopback(is) => is.of(packet.out_loopback),
             Match::Mark(is, value) => is.of(self.result.mark & MARK_MASK == *value),
             Match::CtMark(is, value) => is.of(self.result.ct_mark & MARK_MASK == *value),
+            Match::OpensTcp(is) => ports(Protocol::Tcp) && is.of(packet.opens_tcp),
             Match::LocalSocket => packet.socket_uid.is_some(),
         }
     }

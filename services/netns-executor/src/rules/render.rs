@@ -113,6 +113,7 @@ impl fmt::Display for Match {
             Self::OutLoopback(is) => write!(f, "oifname {is}\"lo\""),
             Self::Mark(is, value) => mark(f, "meta mark", *is, *value),
             Self::CtMark(is, value) => mark(f, "ct mark", *is, *value),
+            Self::OpensTcp(is) => write!(f, "tcp flags {is}syn / fin,syn,rst,ack"),
             Self::LocalSocket => f.write_str("meta skuid >= 0"),
         }
     }

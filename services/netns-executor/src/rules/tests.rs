@@ -172,6 +172,7 @@ fn packet(hook: Hook, protocol: Protocol, destination: &str, destination_port: u
         mark: 0,
         ct_mark: 0,
         new_connection: true,
+        opens_tcp: true,
         socket_uid: Some(0),
     }
 }
@@ -229,6 +230,7 @@ fn packets_fare_as_the_table_of_the_specification_says() {
         let reply = Packet {
             ct_mark: 0x111,
             new_connection: false,
+            opens_tcp: false,
             ..packet(Output, Tcp, remote, 40001)
         };
         let evaluation = walk(&default, &reply);
@@ -336,6 +338,7 @@ fn any_packet() -> impl Strategy<Value = Packet> {
                     mark: marks.0,
                     ct_mark: marks.1,
                     new_connection: marks.2,
+                    opens_tcp: marks.2,
                     socket_uid: out.then_some(0),
                 }
             },

@@ -1,14 +1,15 @@
 //! Redirections come over a pod that runs, and break none of its connections.
 //!
 //! A connection that conntrack does not know is taken for a new one at its next packet, and that packet would be
-//! redirected. So the namespace is first programmed as one that leaves the mesh: from then on conntrack sees every packet,
-//! and binds what is new to no translation. Whatever was there before, and may have been silent since, is listed and made
-//! known. Only then redirections are added. Each step is on record before it is made, so after a crash it is made again.
+//! redirected. So at first only packets that open a connection are redirected: from then on conntrack sees every packet,
+//! and binds those of the connections that there are to no translation. The pod is in the mesh. What was there before, and
+//! has been silent since, is then listed and made known; after that every first packet is redirected. Each step is on
+//! record before it is made, so after a crash the rest is made up for.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use sluice_proto::ambient::Desired;
+use sluice_proto::ambient::{AmbientOptions, Desired};
 use sluice_proto::opener::OpenerRequest;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -23,16 +24,12 @@ const STAGE: &str = "list connections";
 type Asked = JoinHandle<Result<Vec<OwnedFd>, OpenerError>>;
 
 impl Task {
-    /// Programs a namespace in which processes run. One that shall be drained is answered for as soon as its rules are
-    /// there: whoever prepares for the redirections need not wait until the connections are listed, and the
-    /// redirections, asked for meanwhile, come after that.
+    /// Programs a namespace in which processes run. The answer goes out once new connections are redirected.
     pub(super) async fn program_running(&mut self, desired: Desired, reply: oneshot::Sender<Programmed>) {
-        let begin = match (&desired, &self.record.programmed) {
-            (Desired::Ambient(options) | Desired::Draining(options), None | Some(Desired::None)) => {
-                Some(Desired::Draining(options.clone()))
-            }
-            (Desired::Ambient(_), Some(Desired::Draining(_))) if !self.connections_known => None,
-            _ => {
+        let joins = match (desired, &self.record.programmed) {
+            (Desired::Ambient(options), None | Some(Desired::None | Desired::Joining(_))) => options,
+            (Desired::Ambient(options), Some(Desired::Draining(_))) if !self.connections_known => options,
+            (desired, _) => {
                 let _ = reply.send(self.set(desired).await);
                 return;
             }
@@ -40,25 +37,30 @@ impl Task {
         let asked = self.ask_for_diagnostics();
         // So that the question is sent before the record is written.
         tokio::task::yield_now().await;
-        let redirects = matches!(desired, Desired::Ambient(_));
-        let began = begin.is_some();
-        if let Some(begin) = begin {
-            let outcome = self.set(begin).await;
-            let failed = !matches!(outcome, Programmed::Done { .. });
-            if failed || !redirects {
-                let _ = reply.send(outcome);
-                if !failed {
-                    self.make_connections_known(asked, false).await;
-                }
-                return;
-            }
-        }
-        self.make_connections_known(asked, true).await;
-        let outcome = self.set(desired).await;
-        if began && matches!(outcome, Programmed::Failed(_)) {
-            self.set(Desired::None).await;
-        }
+        let outcome = self.set(Desired::Joining(joins.clone())).await;
+        let failed = matches!(outcome, Programmed::Failed(_));
         let _ = reply.send(outcome);
+        if !failed {
+            self.finish_joining(joins, asked).await;
+        }
+    }
+
+    /// A crash or a failure came in between: all steps again, since none is known to have been made.
+    pub(super) async fn join_again(&mut self, options: AmbientOptions) {
+        match self.set(Desired::Joining(options.clone())).await {
+            Programmed::Failed(failure) => self.set_broken(failure),
+            _ => self.finish_joining(options, self.ask_for_diagnostics()).await,
+        }
+    }
+
+    /// Makes known what is there, and redirects every first packet, whatever became of that: connections that are lost are
+    /// a smaller evil than a pod that can be reached past the proxy.
+    async fn finish_joining(&mut self, options: AmbientOptions, asked: Asked) {
+        self.make_connections_known(asked).await;
+        if let Programmed::Failed(failure) = self.set(Desired::Ambient(options)).await {
+            // Tried again by the next look.
+            self.set_broken(failure);
+        }
     }
 
     /// The opener works while the rules are programmed.
@@ -71,9 +73,8 @@ impl Task {
         })
     }
 
-    /// Conntrack must see every packet already. `is_last`: redirections follow, whatever becomes of this. That connections
-    /// are lost then is a smaller evil than a pod that stays out of the mesh.
-    async fn make_connections_known(&mut self, asked: Asked, is_last: bool) {
+    /// Conntrack must see every packet already.
+    async fn make_connections_known(&mut self, asked: Asked) {
         // It ends early only with the runtime.
         let asked = asked.await.unwrap_or(Err(OpenerError::NotConnected));
         let tracked = match asked {
@@ -97,14 +98,10 @@ impl Task {
                         "connections of a running pod made known to conntrack");
                 }
             }
-            Err(failure) if is_last => {
+            Err(failure) => {
                 self.node.metrics.unlisted_enrolment();
                 tracing::warn!(%attachment, %pod, error = %failure,
                     "connections of a running pod not listed: those that are silent now will be reset");
-            }
-            // Tried again before anything is redirected.
-            Err(failure) => {
-                tracing::debug!(%attachment, %pod, error = %failure, "connections not listed yet");
             }
         }
     }

@@ -33,6 +33,9 @@ impl Task {
         if self.add.is_some() || self.descriptor.is_none() {
             return;
         }
+        if let Desired::Joining(options) = desired {
+            return self.join_again(options).await;
+        }
         let wanted = desired.clone();
         let differences = match self
             .with_netns("read back", move |netns| netns.differences(&wanted))

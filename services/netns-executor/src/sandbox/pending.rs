@@ -26,6 +26,8 @@ pub(super) struct PendingAdd {
     pub(super) heard: bool,
     /// When the namespace was programmed.
     pub(super) programmed: Option<Instant>,
+    /// The pod's addresses are in the host's probe set.
+    pub(super) in_probe_set: bool,
     /// What is being waited for, and since when.
     stage: (&'static str, Instant),
     deadline: Instant,
@@ -58,6 +60,7 @@ impl Task {
             announced: called,
             heard: false,
             programmed: None,
+            in_probe_set: false,
             stage: ("the broker's decision", now),
             deadline: started + deadlines.executor,
             unwatched: (!self.node.hub.is_watched()).then_some(now),
@@ -194,6 +197,9 @@ impl Task {
             }
             self.record.programmed = None;
         }
+        if let Err(failure) = self.leave_probe_set().await {
+            return refuse(failure);
+        }
         self.record.pending = false;
         if let Err(failure) = self.save() {
             return refuse(failure);
@@ -229,7 +235,7 @@ fn refuse(failure: Failure) -> Flow {
 pub(super) fn mode_of(programmed: Option<&Desired>) -> Mode {
     match programmed {
         None | Some(Desired::None) => Mode::None,
-        Some(Desired::Ambient(_)) => Mode::Ambient,
+        Some(Desired::Ambient(_) | Desired::Joining(_)) => Mode::Ambient,
         Some(Desired::Draining(_)) => Mode::Draining,
     }
 }

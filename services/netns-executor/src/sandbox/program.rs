@@ -32,7 +32,10 @@ impl Task {
                 Programmed::Failed(not_at_hand("program rules"))
             } else if self.add.is_some() {
                 // Nothing runs there yet.
-                self.set(desired).await
+                let probes = self.enter_probe_set(&desired);
+                let (outcome, probes) = tokio::join!(self.set(desired), probes);
+                self.note_probe_set(probes);
+                outcome
             } else {
                 return self.program_running(desired, reply).await;
             }
@@ -59,11 +62,14 @@ impl Task {
     pub(super) async fn announce_and_program(&mut self, desired: Desired) -> Flow {
         self.record.programmed = Some(desired.clone());
         let flow = self.announce();
-        if flow.is_continue()
-            && let Programmed::Failed(failure) = self.carry_out(None, desired).await
-        {
-            self.ahead_failed = Some(Box::new(failure));
-            self.publish(Event::Changed);
+        if flow.is_continue() {
+            let probes = self.enter_probe_set(&desired);
+            let (outcome, probes) = tokio::join!(self.carry_out(None, desired), probes);
+            self.note_probe_set(probes);
+            if let Programmed::Failed(failure) = outcome {
+                self.ahead_failed = Some(Box::new(failure));
+                self.publish(Event::Changed);
+            }
         }
         flow
     }
@@ -85,7 +91,7 @@ impl Task {
                 match record.programmed {
                     // From the first packet on, or made known before.
                     Some(Desired::Ambient(_)) => self.connections_known = true,
-                    Some(Desired::Draining(_)) => {}
+                    Some(Desired::Joining(_) | Desired::Draining(_)) => {}
                     Some(Desired::None) | None => self.connections_known = false,
                 }
                 self.ahead_failed = None;
@@ -234,23 +240,11 @@ impl Task {
             ));
         }
         self.verify().await?;
-        if mode == Mode::Ambient {
-            let begun = Instant::now();
-            let addresses = self.record.addresses.clone();
-            self.node
-                .probes
-                .add(addresses, self.record.pod.uid.clone())
-                .await
-                .map_err(|failure| {
-                    // Whatever the reason, for the pod it is the probe set that failed.
-                    Failure::new(
-                        ErrorCode::ProbeSet,
-                        COMPONENT,
-                        &failure.stage.clone(),
-                        failure.cause,
-                    )
-                })?;
-            self.node.metrics.observe(Stage::ProbeSet, begun.elapsed());
+        match (mode, self.record.programmed.as_ref()) {
+            (Mode::Ambient, Some(desired)) => {
+                self.enter_probe_set(desired).await?;
+            }
+            _ => self.leave_probe_set().await?,
         }
         self.record.admitted = true;
         self.record.pending = false;

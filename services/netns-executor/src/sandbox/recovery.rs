@@ -27,6 +27,8 @@ const MAX_CANDIDATES: u32 = 16;
 
 /// After a reboot pods come back within this time, and must not wait for the next look: until then each round scans.
 const EAGER: Duration = Duration::from_mins(2);
+/// The opener dials within milliseconds. Until it has, nothing is found, and each sandbox would be told to be broken.
+const OPENER_DIALS: Duration = Duration::from_millis(250);
 /// A look at every process of the host costs it some milliseconds: later it is taken ever more rarely.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
@@ -35,6 +37,10 @@ pub async fn run(node: Arc<Node>) {
     let mut connections = node.opener.connections();
     let mut interval = tokio::time::interval(node.settings.recovery);
     let mut pace = Pace::default();
+    if !node.opener.is_connected() {
+        // Whether it came or not is seen at the first question.
+        let _ = tokio::time::timeout(OPENER_DIALS, connections.changed()).await;
+    }
     loop {
         tokio::select! {
             _ = interval.tick() => {}

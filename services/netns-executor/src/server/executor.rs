@@ -92,7 +92,8 @@ fn foreseen(pb: Foreseen) -> Result<(PodUid, Desired), Status> {
         .map_err(invalid)?;
     match desired {
         Desired::None | Desired::Ambient(_) => Ok((pod, desired)),
-        Desired::Draining(_) => Err(Status::invalid_argument(format!(
+        // Joining is not for peers to ask for.
+        Desired::Joining(_) | Desired::Draining(_) => Err(Status::invalid_argument(format!(
             "pod {pod}: draining cannot be foreseen, none or ambient can"
         ))),
     }
@@ -110,7 +111,7 @@ fn owned_addresses(pb: Vec<ProbeAddress>) -> Result<Vec<(IpAddr, PodUid)>, Statu
 
 /// A pod that expects probes from another address than the host gives them would fail every one.
 fn mismatch(desired: &Desired, host: &HostOptions) -> Option<Failure> {
-    let (Desired::Ambient(pod) | Desired::Draining(pod)) = desired else {
+    let (Desired::Ambient(pod) | Desired::Joining(pod) | Desired::Draining(pod)) = desired else {
         return None;
     };
     let v6_differs = pod.ipv6 && (!host.ipv6 || pod.probe_ipv6 != host.probe_ipv6);

@@ -69,7 +69,7 @@ async fn a_path_names_the_namespace_and_an_older_sandbox_of_the_pod_makes_way() 
     assert_eq!(taken.netns.as_ref().unwrap().inode, second.inode());
     assert_eq!(s.broker.gone().await.0, "replaced");
     s.broker.program(&taken, ambient()).await;
-    assert_eq!(s.kernel.netns(second.inode()).changes, 2, "two steps");
+    eventually("two steps", || s.kernel.netns(second.inode()).changes == 2).await;
     eventually("the older namespace is closed", || {
         s.kernel.netns(first.inode()).open == 0
     })
@@ -307,7 +307,7 @@ async fn rules_whose_programming_fails_after_the_commit_are_taken_back_or_watche
     s.broker.program(&sandbox, ambient()).await;
     assert!(matches!(
         s.kernel.netns(pod.inode()).programmed,
-        Desired::Draining(_)
+        Desired::Joining(_)
     ));
     s.kernel.state().failing.clear();
     s.executor.del(&pod).await;

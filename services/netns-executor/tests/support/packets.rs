@@ -51,6 +51,7 @@ pub(crate) fn random_packet(
         mark,
         ct_mark,
         new_connection: true,
+        opens_tcp: true,
         socket_uid: (hook == Hook::Output).then_some(0),
     }
 }
