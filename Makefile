@@ -14,7 +14,14 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 ANYWHERE := --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=cargo --remap-path-prefix=$(CURDIR)=sluice \
   --remap-path-prefix=$(abspath $(TARGET_DIR))=sluice/target
 DIST := $(abspath $(TARGET_DIR))/dist
+# The same binaries, built in a third of the time and somewhat slower and larger: for tests.
+LEAN := $(abspath $(TARGET_DIR))/lean-dist
+# Which of the two a target takes; BUILD=lean or BUILD=dist on the command line decides for all.
+TESTED := $(or $(BUILD),lean)
+SHIPPED := $(or $(BUILD),dist)
+binaries = $(if $(filter lean,$(1)),$(LEAN),$(DIST))
 SERVICES := ambient-broker installer sluice-cni-removed sluicectl standin-proxy sluice-demo sluice-bench floor-empty peak-memory
+SMALL := netns-executor netns-opener
 
 # What the tests compare with and build on; the demo needs none of it.
 PACKAGES := nftables iptables iproute2 ipset conntrack strace procps containernetworking-plugins
@@ -32,7 +39,7 @@ IMAGE_BINARIES := netns-executor netns-opener ambient-broker installer sluice-cn
 IMAGE_CONTEXT := $(abspath $(TARGET_DIR))/image/context
 IMAGE_ARCHIVE := $(abspath $(TARGET_DIR))/image/sluice.oci.tar
 
-.PHONY: help setup dist image image-archive demo test fuzz bench lint fmt bless deny clean
+.PHONY: help setup dist lean image image-archive buildah demo test fuzz bench lint fmt bless deny clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -50,23 +57,32 @@ dist: export CARGO_TARGET_$(HOST_ENV)_RUSTFLAGS := $(STATIC) $(ANYWHERE)
 dist: ## build the shipped binaries into target/dist
 	cargo build --locked --release --target $(HOST) $(foreach bin,$(SERVICES),--bin $(bin))
 	cargo build --locked --profile plugin --target $(HOST) -p sluice-cni
-	cargo build --locked --profile small --target $(HOST) --bin netns-executor --bin netns-opener
+	cargo build --locked --profile small --target $(HOST) $(foreach bin,$(SMALL),--bin $(bin))
 	@mkdir -p $(DIST)
 	@for bin in $(SERVICES); do install -m 0755 $(TARGET_DIR)/$(HOST)/release/$$bin $(DIST)/$$bin; done
 	@install -m 0755 $(TARGET_DIR)/$(HOST)/plugin/sluice-cni $(DIST)/sluice-cni
-	@for bin in netns-executor netns-opener; do install -m 0755 $(TARGET_DIR)/$(HOST)/small/$$bin $(DIST)/$$bin; done
+	@for bin in $(SMALL); do install -m 0755 $(TARGET_DIR)/$(HOST)/small/$$bin $(DIST)/$$bin; done
 	@ln -f $(DIST)/sluicectl $(DIST)/kubectl-sluice
 
-image: dist ## build the container image without a daemon: target/image/sluice.oci.tar (needs root)
+lean: export CARGO_TARGET_$(HOST_ENV)_RUSTFLAGS := $(STATIC) $(ANYWHERE)
+lean: ## build the binaries as tests run them into target/lean-dist
+	cargo build --locked --profile lean --target $(HOST) $(foreach bin,$(SERVICES) $(SMALL) sluice-cni,--bin $(bin))
+	@mkdir -p $(LEAN)
+	@for bin in $(SERVICES) $(SMALL) sluice-cni; do install -m 0755 $(TARGET_DIR)/$(HOST)/lean/$$bin $(LEAN)/$$bin; done
+	@ln -f $(LEAN)/sluicectl $(LEAN)/kubectl-sluice
+
+image: $(SHIPPED) buildah ## build the container image without a daemon: target/image/sluice.oci.tar (needs root)
+	@$(MAKE) --no-print-directory image-archive
+
+buildah:
 	@command -v buildah >/dev/null || \
 	  { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends buildah; }
-	@$(MAKE) --no-print-directory image-archive
 
 # From what `make dist` left. Nothing of this run is in the result: no time, no host name, no user, no order of a directory;
 # so two builds of the same binaries are the same archive, byte for byte.
 image-archive:
 	@rm -rf $(IMAGE_CONTEXT) && mkdir -p $(IMAGE_CONTEXT)/bin
-	@for bin in $(IMAGE_BINARIES); do install -m 0755 $(DIST)/$$bin $(IMAGE_CONTEXT)/bin/; done
+	@for bin in $(IMAGE_BINARIES); do install -m 0755 $(call binaries,$(SHIPPED))/$$bin $(IMAGE_CONTEXT)/bin/; done
 	@work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
 	buildah() { command buildah --storage-driver vfs --root "$$work/storage" --runroot "$$work/run" "$$@"; }; \
 	buildah build --quiet --isolation chroot --format oci --timestamp 0 --identity-label=false --layers=false \
@@ -82,8 +98,8 @@ image-archive:
 demo: dist ## show the whole product at work on this machine (needs root; KEEP=1 leaves the node running)
 	SLUICE_BIN_DIR=$(DIST) $(DIST)/sluice-demo $(if $(KEEP),--keep)
 
-test: setup dist ## install what the tests need and run them all (needs root)
-	SLUICE_BIN_DIR=$(DIST) cargo test --locked --workspace --no-fail-fast $(if $(ZTUNNEL_BIN),-- --include-ignored)
+test: setup $(TESTED) ## install what the tests need and run them all (needs root)
+	SLUICE_BIN_DIR=$(call binaries,$(TESTED)) cargo test --locked --workspace --no-fail-fast $(if $(ZTUNNEL_BIN),-- --include-ignored)
 
 setup-cluster: ## install what the cluster needs (Debian, Ubuntu)
 	@missing=""; for tool in $(CLUSTER_TOOLS); do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
@@ -102,12 +118,12 @@ cluster-down: ## take the cluster and every trace of it away
 
 test-cluster: setup-cluster image ## run the tests that need one on a fresh cluster (needs root; TESTS=name chooses, KEEP=1 leaves it)
 	$(CLUSTER)/down.sh
-	SLUICE_BIN_DIR=$(DIST) SLUICE_IMAGE_ARCHIVE=$(IMAGE_ARCHIVE) $(CLUSTER)/up.sh
+	SLUICE_BIN_DIR=$(call binaries,$(SHIPPED)) SLUICE_IMAGE_ARCHIVE=$(IMAGE_ARCHIVE) $(CLUSTER)/up.sh
 	eval "$$($(CLUSTER)/env.sh)"; status=0; \
 	{ helm upgrade --install sluice charts/sluice --namespace sluice-system --create-namespace \
 	    --set image.repository=localhost/sluice,image.tag=dev >/dev/null && \
 	  kubectl --namespace sluice-system rollout status daemonset/sluice-node --timeout=120s && \
-	  SLUICE_BIN_DIR=$(DIST) cargo test --locked -p sluice-integration --features cluster --test chart --test cluster -- \
+	  SLUICE_BIN_DIR=$(call binaries,$(SHIPPED)) cargo test --locked -p sluice-integration --features cluster --test chart --test cluster -- \
 	    --test-threads=1 --nocapture $(TESTS); } || status=$$?; \
 	$(if $(KEEP),,$(CLUSTER)/down.sh;) exit $$status
 

@@ -23,6 +23,7 @@ use sluice_testkit::standin::Control;
 use sluice_testkit::wait::poll_until;
 
 use crate::manifests::Manifests;
+use crate::netns_state::joins;
 
 /// Long enough for anything that should happen at once, on a busy machine.
 pub const SOON: Duration = Duration::from_secs(10);
@@ -211,13 +212,15 @@ impl Mesh {
             .find(|status| status.pod.as_ref().is_some_and(|known| known.uid == pod.uid()))
     }
 
-    /// Waits until the broker says that a pod is in `state`.
+    /// Waits until the broker says that a pod is in `state`; and if that is enrolled, until the executor is done with the
+    /// connections that the pod had: rules are the same from then on.
     pub fn wait_state(&self, pod: &Pod, state: PodState, within: Duration) -> anyhow::Result<PodStatus> {
         let what = format!("pod {} is {}", pod.name(), state.as_str_name());
         let mut last = None;
         poll_until(&what, within, || {
             last = self.pod_state(pod);
-            last.clone().filter(|status| status.state() == state)
+            let done = || state != PodState::Enrolled || !joins(pod.netns()).unwrap_or(false);
+            last.clone().filter(|status| status.state() == state && done())
         })
         .with_context(|| format!("last seen: {last:?}"))
     }

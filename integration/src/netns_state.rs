@@ -24,6 +24,12 @@ pub fn redirects(netns: &Netns) -> anyhow::Result<bool> {
     Ok(text(&Place::from(netns), "nft", &["-s", "list", "ruleset"], b"")?.contains("redirect"))
 }
 
+/// Whether only packets that open a connection are redirected, since others are not known yet to conntrack.
+pub fn joins(netns: &Netns) -> anyhow::Result<bool> {
+    let rules = text(&Place::from(netns), "nft", &["-s", "list", "ruleset"], b"")?;
+    Ok(rules.contains("redirect") && rules.contains("tcp flags"))
+}
+
 /// Whether a route, or a change of one, is link-local or multicast: the kernel's own doing.
 pub(crate) fn of_the_link(route: &str) -> bool {
     route.contains("fe80:") || route.contains("ff00::/8")

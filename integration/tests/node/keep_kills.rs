@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use sluice_integration::netns_state::redirects;
+use sluice_integration::netns_state::{joins, redirects};
 use sluice_integration::scene::{PATIENCE, turn};
 use sluice_proto::pb::workload::PodState;
 use sluice_testkit::netns::Place;
@@ -17,21 +17,16 @@ use crate::keep::Running;
 /// How often it is killed at any moment.
 const RANDOM_KILLS: u32 = 20;
 
-/// Longer than the rest of an enrolment takes, shorter than the broker waits.
+/// Long enough to be killed in, shorter than the broker waits.
 const PROXY_THINKS_MS: u64 = 3_000;
 
-/// Labels the pod and kills the executor once `reached` holds, while the proxy is not ready yet; `meanwhile` undoes what
-/// else made it stay there.
+/// Labels the pod and kills the executor once `reached` holds; `meanwhile` undoes what made it stay there.
 fn killed_when(running: &Running, reached: impl Fn() -> bool, meanwhile: impl FnOnce()) {
     let _turn = turn();
-    let control = running.mesh.control();
-    let slow = Behaviour::default().delay_ms("add:default/runner", PROXY_THINKS_MS);
-    control.behave(slow).unwrap();
     let mut silent = running.open();
     running.label("ambient");
     poll_true("the stage is reached", PATIENCE, reached).unwrap();
     running.mesh.executor.kill().unwrap();
-    assert!(!redirects(running.pod.netns()).unwrap(), "killed too late");
     meanwhile();
     running.mesh.executor.start_again().unwrap();
     running.wait_state(PodState::Enrolled);
@@ -49,11 +44,7 @@ fn before_it_knows_the_connections() {
     let running = Running::added();
     let opener = running.mesh.opener.as_ref().unwrap();
     stopped(opener);
-    let place = Place::from(running.pod.netns());
-    let begun = || {
-        let tables = text(&place, "nft", &["list", "tables"], b"").unwrap();
-        tables.contains("sluice")
-    };
+    let begun = || joins(running.pod.netns()).unwrap();
     killed_when(&running, begun, || {
         assert_eq!(running.entries(), [""; 0]);
         goes_on(opener);
@@ -63,8 +54,12 @@ fn before_it_knows_the_connections() {
 #[test]
 fn before_it_redirects() {
     let running = Running::added();
-    // Two connections each way, opened before the label.
-    killed_when(&running, || running.entries().len() >= 8, || {});
+    let thinks = Behaviour::default().delay_ms("add:default/runner", PROXY_THINKS_MS);
+    running.mesh.control().behave(thinks).unwrap();
+    let pending = || running.mesh.pod_state(&running.pod).unwrap().state() == PodState::Pending;
+    killed_when(&running, pending, || {
+        assert!(!redirects(running.pod.netns()).unwrap(), "killed too late");
+    });
 }
 
 #[test]

@@ -93,7 +93,6 @@ async fn a_label_enrols_a_running_pod_and_its_removal_drains_it() {
     node.until(1, "out", |pod| pod.state() == PodState::Out).await;
     let programs: Vec<_> = node.executor.calls().into_iter().filter(touched).collect();
     let expected = [
-        "program c1 MODE_DRAINING",
         "program c1 MODE_AMBIENT",
         "program c1 MODE_DRAINING",
         "program c1 MODE_NONE",

@@ -35,6 +35,20 @@ async fn a_mesh_pod_is_programmed_handed_over_and_admitted() {
 }
 
 #[tokio::test]
+async fn probe_addresses_come_with_the_rules_and_go_when_the_pod_is_not_redirected_after_all() {
+    let mut s = setup().await;
+    let pod = Pod::new(&s.executor, "c1", "u1");
+    let add = s.executor.add(&pod);
+    let sandbox = s.broker.pending().await;
+    s.broker.program(&sandbox, ambient()).await;
+    assert_eq!(s.kernel.state().probes.len(), 1, "they wait for the verdict");
+    s.broker.program(&sandbox, (&Desired::None).into()).await;
+    s.broker.admit(&sandbox, Mode::None).await;
+    assert_eq!(admitted(add.await.unwrap()), Mode::None);
+    assert_eq!(s.kernel.state().probes.len(), 0);
+}
+
+#[tokio::test]
 async fn a_pod_outside_the_mesh_is_admitted_and_kept() {
     let mut s = setup().await;
     let pod = Pod::new(&s.executor, "c1", "u1");
