@@ -8,7 +8,8 @@ use super::report::Report;
 use super::rig::{EXEMPT, IN_MESH, OUTSIDE, Rig, together};
 use super::stats::Samples;
 
-const ROUNDS: usize = 40;
+/// Many, because what a machine does besides comes and goes within seconds.
+const ROUNDS: usize = 100;
 /// How often so many ADDs come at the same moment.
 const BURSTS: usize = 5;
 

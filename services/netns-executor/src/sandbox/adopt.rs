@@ -47,6 +47,7 @@ pub async fn adopt(
             recover(node, &handle, &mut Scan::default())
                 .await
                 .map_err(|lost| lost.failure)?;
+            handle.send(Message::Examine);
         }
         return known(node, &handle);
     }

@@ -118,8 +118,8 @@ impl Task {
         Flow::Continue(())
     }
 
-    /// Takes a namespace that somebody found, if it is the right one.
-    pub(super) async fn reattach(
+    /// Takes a namespace that somebody found, if it is the right one. Whoever found it asks for [`Self::examine`] next.
+    pub(super) fn reattach(
         &mut self,
         opened: Opened,
         found_by_address: bool,
@@ -163,7 +163,6 @@ impl Task {
             return Flow::Break(Reason::Cancelled.into());
         }
         self.publish(Event::Changed);
-        self.examine().await;
         Flow::Continue(())
     }
 

@@ -29,6 +29,8 @@ const MAX_CANDIDATES: u32 = 16;
 const EAGER: Duration = Duration::from_mins(2);
 /// The opener dials within milliseconds. Until it has, nothing is found, and each sandbox would be told to be broken.
 const OPENER_DIALS: Duration = Duration::from_millis(250);
+/// So long the namespaces that one round finds may wait until they are examined.
+const UNEXAMINED: Duration = Duration::from_millis(250);
 /// A look at every process of the host costs it some milliseconds: later it is taken ever more rarely.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
@@ -133,9 +135,11 @@ pub(crate) async fn recover_all(node: &Arc<Node>, pace: &mut Pace) {
         ),
         outcome: None,
     };
+    // After a restart the broker waits for all, and nothing has changed in most of them.
+    let (began, mut found) = (Instant::now(), Vec::new());
     for handle in lost {
         match recover(node, &handle, &mut scan).await {
-            Ok(()) => {}
+            Ok(()) => found.push(handle),
             Err(lost) if lost.postponed => {}
             Err(Lost {
                 failure, vanished, ..
@@ -143,13 +147,23 @@ pub(crate) async fn recover_all(node: &Arc<Node>, pace: &mut Pace) {
                 handle.send(Message::NotFound { failure, vanished });
             }
         }
+        if began.elapsed() > UNEXAMINED {
+            examine(&mut found);
+        }
     }
+    examine(&mut found);
     if scan.outcome.is_some() {
         pace.scanned(node.settings.recovery, Instant::now());
     }
 }
 
-/// Reaches one sandbox.
+fn examine(found: &mut Vec<Handle>) {
+    for handle in found.drain(..) {
+        handle.send(Message::Examine);
+    }
+}
+
+/// Reaches one sandbox. Its task must then examine it.
 pub(super) async fn recover(node: &Arc<Node>, handle: &Handle, scan: &mut Scan) -> Result<(), Lost> {
     let view = node.hub.view(&handle.attachment).unwrap_or_default();
     let mut by_path = None;
@@ -157,7 +171,7 @@ pub(super) async fn recover(node: &Arc<Node>, handle: &Handle, scan: &mut Scan) 
     if !view.netns_path.is_empty() {
         match open(node, &OpenerRequest::Path(view.netns_path)).await {
             // Another namespace at the path: the sandbox's own is not there any more.
-            Ok(opened) => match offer(node, handle, opened, false).await {
+            Ok(opened) => match give(node, handle, opened, false).await {
                 Ok(()) => return Ok(()),
                 Err(failure) => by_path = Some(failure),
             },
@@ -185,7 +199,7 @@ pub(super) async fn recover(node: &Arc<Node>, handle: &Handle, scan: &mut Scan) 
         vanished = false;
         let same = opened.identity.is_same_netns(&handle.netns);
         let (opened, found) = interface_with(opened, addresses.clone()).await?;
-        if (same || found.is_some()) && offer(node, handle, opened, !same).await.is_ok() {
+        if (same || found.is_some()) && give(node, handle, opened, !same).await.is_ok() {
             return Ok(());
         }
     }
@@ -201,8 +215,19 @@ pub(super) async fn recover(node: &Arc<Node>, handle: &Handle, scan: &mut Scan) 
     })
 }
 
-/// Gives a namespace to its sandbox's task, unless it belongs to another one.
+/// Gives a namespace to its sandbox's task, which then examines it, unless it belongs to another one.
 pub(crate) async fn offer(
+    node: &Arc<Node>,
+    handle: &Handle,
+    opened: Opened,
+    found_by_address: bool,
+) -> Result<(), Failure> {
+    give(node, handle, opened, found_by_address).await?;
+    handle.send(Message::Examine);
+    Ok(())
+}
+
+async fn give(
     node: &Arc<Node>,
     handle: &Handle,
     opened: Opened,

@@ -199,7 +199,7 @@ impl Task {
                 found_by_address,
                 reply,
             } => {
-                return Box::pin(self.reattach(opened, found_by_address, reply)).await;
+                return self.reattach(opened, found_by_address, reply);
             }
             Message::NotFound { failure, vanished } => return self.not_found(failure, vanished),
             Message::Inspect(reply) => {
