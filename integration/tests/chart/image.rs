@@ -38,7 +38,9 @@ fn build(target: &Path) -> PathBuf {
     }
     let output = Command::new("make")
         .current_dir(repository())
+        // What `make test-cluster` was called with is not meant for this one.
         .env_remove("MAKEFLAGS")
+        .env_remove("BUILD")
         .env("CARGO_TARGET_DIR", target)
         .args(["--no-print-directory", "image-archive"])
         .output()
