@@ -103,6 +103,8 @@ fn nft_rule_set_is_as_reviewed_for_every_combination() {
     );
     let leaving = Desired::Draining(AmbientOptions::default());
     golden("nft/draining.golden", &RuleSet::for_desired(&leaving).to_string());
+    let joining = Desired::Joining(AmbientOptions::default());
+    golden("nft/joining.golden", &RuleSet::for_desired(&joining).to_string());
     golden(
         "nft/host.golden",
         &RuleSet::host(&HostOptions::default()).to_string(),
@@ -322,7 +324,7 @@ fn any_packet() -> impl Strategy<Value = Packet> {
             prop_oneof![Just("eth0"), Just("lo"), Just("fake1s0f0"), Just("fake1s0f1")],
             any::<bool>(),
         ),
-        (marks(), marks(), any::<bool>()),
+        (marks(), marks(), any::<bool>(), any::<bool>()),
     )
         .prop_map(
             |((out, protocol), (addresses, source_port, destination_port), (name, out_loopback), marks)| {
@@ -338,7 +340,7 @@ fn any_packet() -> impl Strategy<Value = Packet> {
                     mark: marks.0,
                     ct_mark: marks.1,
                     new_connection: marks.2,
-                    opens_tcp: marks.2,
+                    opens_tcp: protocol == Protocol::Tcp && marks.3,
                     socket_uid: out.then_some(0),
                 }
             },
@@ -347,6 +349,23 @@ fn any_packet() -> impl Strategy<Value = Packet> {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 5_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_pod_that_joins_differs_in_tcp_that_opens_no_connection_alone(
+        (dns, bypass, interfaces, ipv6) in (any::<bool>(), any::<bool>(), 0..3usize, any::<bool>()),
+        packet in any_packet(),
+    ) {
+        let options = options(dns, bypass, interfaces, ipv6);
+        let inside = walk(&options, &packet);
+        let joining = RuleSet::for_desired(&Desired::Joining(options));
+        let joining = evaluate(&joining, &packet, |_, _| false);
+        let spared = packet.protocol == Protocol::Tcp && !packet.opens_tcp;
+        let verdict = if spared { Verdict::Untouched } else { inside.verdict };
+        prop_assert_eq!(
+            (joining.verdict, joining.mark, joining.ct_mark, joining.zone),
+            (verdict, inside.mark, inside.ct_mark, inside.zone)
+        );
+    }
 
     #[test]
     fn both_lists_of_rules_mean_the_same(
