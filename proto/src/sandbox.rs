@@ -105,7 +105,7 @@ pub struct NetnsIdentity {
 impl NetnsIdentity {
     /// Whether both name the same namespace.
     pub fn is_same_netns(&self, other: &Self) -> bool {
-        self.boot_id == other.boot_id && self.cookie == other.cookie
+        self.cookie == other.cookie && self.boot_id == other.boot_id
     }
 }
 

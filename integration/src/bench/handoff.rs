@@ -17,6 +17,8 @@ const SNAPSHOTS: usize = 25;
 const LIVE: usize = 100;
 const FLAT: usize = 80;
 const PODS: usize = 500;
+/// A node is left alone by pods that were just made once its bridge has been quiet for so long.
+const LULL: Duration = Duration::from_millis(300);
 
 /// All of it.
 pub(super) fn large_node(report: &mut Report, wanted: &dyn Fn(&[Subject]) -> bool) -> anyhow::Result<()> {
@@ -135,16 +137,24 @@ fn live(report: &mut Report, rig: &mut Rig) -> anyhow::Result<()> {
     rig.remove(pods)
 }
 
-/// ADD on a node with 10 and on one with 500 pods, in turns. Namespaces are removed only afterwards: the kernel would do
-/// most of that beside the next ADD, which is always of the smaller node.
+/// ADD on a node with 10 and on one with 500 pods, in turns: an ADD right after another one is slower than one after a DEL, so
+/// each node is the first in every other round. Namespaces are removed only afterwards, for the same reason.
 fn flat(report: &mut Report, full: &mut Rig) -> anyhow::Result<()> {
     let mut small = Rig::start(&[])?;
     small.grow_to(10)?;
     let (few, many) = (small.make(FLAT, IN_MESH)?, full.make(FLAT, IN_MESH)?);
     let (mut with_few, mut with_many) = (Samples::default(), Samples::default());
-    for (few, many) in few.iter().zip(&many) {
-        with_few.push(small.add(few)?.elapsed);
-        with_many.push(full.add(many)?.elapsed);
+    for rig in [&small, &*full] {
+        rig.mesh.node().wait_quiet(LULL, Duration::from_mins(1))?;
+    }
+    for (round, (few, many)) in few.iter().zip(&many).enumerate() {
+        if round % 2 == 0 {
+            with_few.push(small.add(few)?.elapsed);
+            with_many.push(full.add(many)?.elapsed);
+        } else {
+            with_many.push(full.add(many)?.elapsed);
+            with_few.push(small.add(few)?.elapsed);
+        }
         small.del(few)?;
         full.del(many)?;
     }

@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use sluice_proto::paths::RunDir;
@@ -13,6 +14,7 @@ use tempfile::TempDir;
 use crate::netlink::RouteSocket;
 use crate::netns::{MountNs, Netns, Place};
 use crate::pod::{PodBuilder, lock};
+use crate::wait::poll_until;
 
 /// Name of the bridge that pods are attached to.
 pub const BRIDGE: &str = "cni0";
@@ -138,6 +140,36 @@ impl Node {
                 .map(|i| i.name().to_string_lossy().into_owned())
                 .collect())
         })
+    }
+
+    /// Waits until the bridge has heard nothing for `lull`. Pods that were just made speak of themselves for some seconds
+    /// (multicast listener reports, duplicate address detection), and every other pod of the node hears it.
+    pub fn wait_quiet(&self, lull: Duration, within: Duration) -> anyhow::Result<()> {
+        let mut heard = (self.bridge_frames()?, Instant::now());
+        poll_until("the bridge is quiet", within, || {
+            let frames = self.bridge_frames().ok()?;
+            if frames != heard.0 {
+                heard = (frames, Instant::now());
+            }
+            (heard.1.elapsed() >= lull).then_some(())
+        })?;
+        Ok(())
+    }
+
+    /// How many frames the bridge itself has received.
+    fn bridge_frames(&self) -> anyhow::Result<u64> {
+        // Each line: the interface's name, a colon, bytes, packets, ... (net/core/net-procfs.c).
+        let table = self
+            .0
+            .netns
+            .run(|| std::fs::read_to_string("/proc/thread-self/net/dev"))?;
+        let line = table
+            .lines()
+            .find_map(|line| line.trim_start().strip_prefix(BRIDGE)?.strip_prefix(':'));
+        let packets = line
+            .and_then(|line| line.split_whitespace().nth(1))
+            .context("no line of the bridge")?;
+        Ok(packets.parse()?)
     }
 
     pub(crate) fn bridge_index(&self) -> u32 {

@@ -121,6 +121,9 @@ impl PodBuilder {
                     std::fs::write(format!("/proc/sys/net/ipv6/conf/{conf}/disable_ipv6"), "1")?;
                 }
             }
+            // Nobody is a router here that would answer, and each solicitation would be heard by all pods of the node: with
+            // hundreds of them, that is most of what the machine does.
+            std::fs::write("/proc/sys/net/ipv6/conf/default/router_solicitations", "0")?;
             let route = RouteSocket::open()?;
             if wired {
                 route.set_up(1, true)?;

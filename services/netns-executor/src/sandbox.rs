@@ -21,6 +21,7 @@ pub mod adopt;
 mod connections;
 mod end;
 mod examine;
+mod index;
 mod links;
 mod pending;
 mod probes;

@@ -152,7 +152,10 @@ fn place_of(inner: &Inner, request: &Request) -> Place {
         ..
     } = request;
     let mut ends = Vec::new();
-    for handle in inner.sandboxes.values() {
+    for handle in inner
+        .sandboxes
+        .related(&attachment.container_id, &pod.uid, &opened.identity)
+    {
         let same_netns = handle.netns.is_same_netns(&opened.identity);
         let same_sandbox = handle.is_for(&attachment.container_id);
         let same_pod = handle.pod.uid == pod.uid;
@@ -261,21 +264,18 @@ pub(super) fn register(
     let slot = Arc::<Slot>::default();
     let ended = CancellationToken::new();
     inner.raise_generation(record.generation);
-    inner.sandboxes.insert(
-        record.attachment.clone(),
-        Handle {
-            attachment: record.attachment.clone(),
-            generation: record.generation,
-            pod: record.pod.clone(),
-            addresses: record.addresses.clone(),
-            added_unix_ms: record.added_unix_ms,
-            netns: record.netns.clone(),
-            descriptor: None,
-            ending: false,
-            sender,
-            slot: Arc::clone(&slot),
-            ended: ended.clone(),
-        },
-    );
+    inner.sandboxes.insert(Handle {
+        attachment: record.attachment.clone(),
+        generation: record.generation,
+        pod: record.pod.clone(),
+        addresses: record.addresses.clone(),
+        added_unix_ms: record.added_unix_ms,
+        netns: record.netns.clone(),
+        descriptor: None,
+        ending: false,
+        sender,
+        slot: Arc::clone(&slot),
+        ended: ended.clone(),
+    });
     Task::new(Arc::clone(node), record, slot, inbox, ended)
 }

@@ -1,6 +1,6 @@
 //! Which sandboxes there are, and how to reach their tasks.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -14,6 +14,7 @@ use sluice_proto::sandbox::{Failure, NetnsIdentity};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::index::Sandboxes;
 use super::{Message, Reason, Sender, Slot};
 use crate::foresight::{Foresight, NotForeseen};
 use crate::pool::COMPONENT;
@@ -60,7 +61,7 @@ impl Handle {
 
 #[derive(Debug, Default)]
 pub(crate) struct Inner {
-    pub(crate) sandboxes: BTreeMap<Attachment, Handle>,
+    pub(crate) sandboxes: Sandboxes,
     /// By hash: a node that is torn down deletes thousands within the time they are remembered.
     deleted: HashMap<u64, Instant>,
     hasher: RandomState,
@@ -87,11 +88,7 @@ impl Registry {
 
     pub(crate) fn find_by_uid(&self, uid: &PodUid) -> Option<Handle> {
         let inner = self.lock();
-        inner
-            .sandboxes
-            .values()
-            .find(|h| h.pod.uid == *uid && !h.ending)
-            .cloned()
+        inner.sandboxes.of_pod(uid).find(|h| !h.ending).cloned()
     }
 
     /// Takes what a broker has decided ahead. A pod that has a sandbox is left out, under the lock under which sandboxes
@@ -104,17 +101,14 @@ impl Registry {
         ask: &[PodUid],
     ) -> Result<(), NotForeseen> {
         let inner = self.lock();
-        decided.retain(|(uid, _)| !inner.sandboxes.values().any(|handle| handle.pod.uid == *uid));
+        decided.retain(|(uid, _)| inner.sandboxes.of_pod(uid).next().is_none());
         foresight.note(session, decided, ask)
     }
 
     /// Whether a sandbox of this pod has this address on record.
     pub(crate) fn has_address(&self, uid: &PodUid, address: IpAddr) -> bool {
         let inner = self.lock();
-        let mut own = inner
-            .sandboxes
-            .values()
-            .filter(|h| h.pod.uid == *uid && !h.ending);
+        let mut own = inner.sandboxes.of_pod(uid).filter(|h| !h.ending);
         own.any(|h| {
             h.addresses
                 .iter()
@@ -175,14 +169,11 @@ impl Registry {
 
     /// Changes what is known about a generation, if it is still the current one.
     pub(crate) fn update(&self, attachment: &Attachment, generation: u64, change: impl FnOnce(&mut Handle)) {
-        let mut inner = self.lock();
-        if let Some(handle) = inner
-            .sandboxes
-            .get_mut(attachment)
-            .filter(|h| h.generation == generation)
-        {
-            change(handle);
-        }
+        self.lock().sandboxes.update(attachment, |handle| {
+            if handle.generation == generation {
+                change(handle);
+            }
+        });
     }
 
     /// Whether a generation is the newest of its key.
@@ -242,7 +233,7 @@ impl Inner {
 
     /// Whose a namespace is.
     pub(crate) fn owner_of(&self, netns: &NetnsIdentity) -> Option<&Handle> {
-        self.sandboxes.values().find(|h| h.netns.is_same_netns(netns))
+        self.sandboxes.in_netns(netns).next()
     }
 }
 
