@@ -17,8 +17,6 @@ const SNAPSHOTS: usize = 25;
 const LIVE: usize = 100;
 const FLAT: usize = 80;
 const PODS: usize = 500;
-/// A node is left alone by pods that were just made once its bridge has been quiet for so long.
-const LULL: Duration = Duration::from_millis(300);
 
 /// All of it.
 pub(super) fn large_node(report: &mut Report, wanted: &dyn Fn(&[Subject]) -> bool) -> anyhow::Result<()> {
@@ -144,9 +142,8 @@ fn flat(report: &mut Report, full: &mut Rig) -> anyhow::Result<()> {
     small.grow_to(10)?;
     let (few, many) = (small.make(FLAT, IN_MESH)?, full.make(FLAT, IN_MESH)?);
     let (mut with_few, mut with_many) = (Samples::default(), Samples::default());
-    for rig in [&small, &*full] {
-        rig.mesh.node().wait_quiet(LULL, Duration::from_mins(1))?;
-    }
+    small.wait_quiet()?;
+    full.wait_quiet()?;
     for (round, (few, many)) in few.iter().zip(&many).enumerate() {
         if round % 2 == 0 {
             with_few.push(small.add(few)?.elapsed);

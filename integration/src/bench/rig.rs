@@ -21,6 +21,8 @@ pub(super) const OUTSIDE: &str = "outside";
 pub(super) const EXEMPT: &str = "kube-system";
 
 const PATIENCE: Duration = Duration::from_mins(1);
+/// A node whose bridge has heard nothing for so long is quiet.
+const LULL: Duration = Duration::from_millis(300);
 
 /// The node.
 #[derive(Debug)]
@@ -146,6 +148,12 @@ impl Rig {
             pod.delete()?;
         }
         Ok(())
+    }
+
+    /// Waits until the pods have told each other that they are there: what they say reaches each of them, and the kernel
+    /// works on it within whatever is measured.
+    pub(super) fn wait_quiet(&self) -> anyhow::Result<()> {
+        self.mesh.node().wait_quiet(LULL, PATIENCE)
     }
 
     /// Adds mesh pods until there are `count`, and keeps them.

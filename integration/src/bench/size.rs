@@ -20,7 +20,7 @@ use crate::kernel_state::family;
 /// Milliseconds between two looks in the drift measurement; the share of full comparisons is that of the defaults.
 const DRIFT: u32 = 500;
 const FULL_DRIFT: u32 = 3000;
-/// Passes measured: each pod is fully compared twice.
+/// Passes measured: two rounds of full comparisons, of which a pod that tells of changes is in every tenth.
 const PASSES: u32 = 12;
 
 fn mib(bytes: u64) -> f64 {
@@ -101,6 +101,7 @@ pub(super) fn full_node(report: &mut Report, wanted: &dyn Fn(&[Subject]) -> bool
             memory(report, &rig, "with 250 enrolled pods", true)?;
         }
         if wanted(&[Subject::Drift]) {
+            rig.wait_quiet()?;
             drift(report, &rig.mesh.executor)?;
         }
     }

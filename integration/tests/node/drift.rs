@@ -6,7 +6,7 @@ use serde_json::Value;
 use sluice_integration::descriptors::wait_let_go;
 use sluice_integration::kernel_state::sandbox_files;
 use sluice_integration::manifests::PodOptions;
-use sluice_integration::mesh::Mesh;
+use sluice_integration::mesh::{Mesh, MeshOptions};
 use sluice_integration::netns_state::{redirects, rules_of};
 use sluice_integration::rule_monitor::RuleMonitor;
 use sluice_integration::scene::{APP_PORT, PATIENCE, Scene, mesh_pod};
@@ -21,6 +21,8 @@ use sluice_testkit::wait::poll_true;
 
 /// Any damage is mended by then, with the intervals that are the default.
 const BOUND: Duration = Duration::from_secs(30);
+/// What is heard of is mended after the next look, which comes within 5 s.
+const HEARD: Duration = Duration::from_secs(8);
 
 fn nft(pod: &Pod, command: &[&str]) {
     text(&Place::from(pod.netns()), "nft", command, b"").unwrap();
@@ -40,7 +42,26 @@ fn objects(pod: &Pod, kind: &str) -> Vec<Value> {
 
 /// Damages the client's netns and waits for its repair, with everything that must not happen meanwhile.
 fn is_mended(damage: impl FnOnce(&Pod)) {
-    let scene = Scene::start().unwrap();
+    is_mended_within(BOUND, MeshOptions::default(), damage);
+}
+
+fn never_in_turns() -> MeshOptions {
+    let arguments = ["--full-drift-interval-ms", "3600000"];
+    MeshOptions {
+        executor: arguments.map(String::from).to_vec(),
+        ..MeshOptions::default()
+    }
+}
+
+/// [`is_mended`] of damage to routing, while nobody looks at what is not said to have changed.
+fn is_heard_of(command: &str) {
+    is_mended_within(HEARD, never_in_turns(), |pod| {
+        text(&Place::from(pod.netns()), "sh", &["-ec", command], b"").unwrap();
+    });
+}
+
+fn is_mended_within(bound: Duration, options: MeshOptions, damage: impl FnOnce(&Pod)) {
+    let scene = Scene::start_with(options).unwrap();
     let before = rules_of(scene.client.netns()).unwrap();
     let neighbour = RuleMonitor::start(scene.server.netns(), scene.mesh.node().dir(), "neighbour").unwrap();
     let watch = PodWatch::start(&scene.mesh).unwrap();
@@ -53,7 +74,7 @@ fn is_mended(damage: impl FnOnce(&Pod)) {
         before,
         "the damage did nothing"
     );
-    poll_true("rules are as before", BOUND, || {
+    poll_true("rules are as before", bound, || {
         rules_of(scene.client.netns()).is_ok_and(|now| now == before)
     })
     .unwrap();
@@ -130,28 +151,39 @@ fn a_flushed_ruleset_is_mended() {
 
 #[test]
 fn a_deleted_routing_rule_is_mended() {
-    is_mended(|pod| {
-        text(
-            &Place::from(pod.netns()),
-            "ip",
-            &["-4", "rule", "del", "lookup", "100"],
-            b"",
-        )
-        .unwrap();
-    });
+    is_heard_of("ip -4 rule del lookup 100");
 }
 
 #[test]
 fn a_deleted_route_is_mended() {
-    is_mended(|pod| {
-        text(
-            &Place::from(pod.netns()),
-            "ip",
-            &["-4", "route", "flush", "table", "100"],
-            b"",
-        )
-        .unwrap();
-    });
+    is_heard_of("ip -4 route flush table 100");
+}
+
+#[test]
+fn deleted_ipv6_routing_is_mended() {
+    is_heard_of("ip -6 rule del lookup 100; ip -6 route flush table 100");
+}
+
+/// The kernel takes such routes away without a word about them.
+#[test]
+fn a_route_that_went_with_the_loopback_interface_is_mended() {
+    is_heard_of("ip link set lo down; ip link set lo up");
+}
+
+/// What acts alike for the packet that the kernel is asked about is not the same: hearing of a change makes everything be read.
+#[test]
+fn a_routing_rule_that_was_narrowed_is_mended() {
+    let scene = Scene::start_with(never_in_turns()).unwrap();
+    let place = Place::from(scene.client.netns());
+    let narrow =
+        "ip -4 rule add pref 32764 fwmark 0x111/0xfff to 192.0.2.0/24 lookup 100; ip -4 rule del pref 32764";
+    text(&place, "sh", &["-ec", narrow], b"").unwrap();
+    let ours = || {
+        let rules = text(&place, "ip", &["-4", "rule", "show", "pref", "32764"], b"");
+        rules.is_ok_and(|rules| rules.contains("from all fwmark 0x111/0xfff lookup 100"))
+    };
+    assert!(!ours(), "the damage did nothing");
+    poll_true("the rule is there again", HEARD, ours).unwrap();
 }
 
 /// Replaces the netns of an enrolled pod by another under the same UID and waits until that is enrolled instead.

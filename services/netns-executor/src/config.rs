@@ -38,7 +38,8 @@ pub struct Arguments {
     /// Milliseconds between two looks at each pod's generation id.
     #[arg(long, env = "SLUICE_DRIFT_INTERVAL_MS", default_value_t = 5_000, value_parser = clap::value_parser!(u64).range(100..=600_000))]
     drift_interval_ms: u64,
-    /// Milliseconds between two looks at each pod's policy routing, which the generation id says nothing about.
+    /// Milliseconds between two looks at each pod's policy routing, which the generation id says nothing about; ten times
+    /// as many where the kernel tells of changes, which make the next look at the rules one at the routing, too.
     #[arg(long, env = "SLUICE_FULL_DRIFT_INTERVAL_MS", default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(100..=3_600_000))]
     full_drift_interval_ms: u64,
     /// Milliseconds between two attempts to reach lost namespaces.

@@ -1,6 +1,8 @@
-//! The periodic look at everything: generation ids of all redirected namespaces in one go, their policy routing in
-//! turns, the host's rules each second, and interfaces whose sandboxes get no link notifications.
+//! The periodic look at everything: generation ids of all redirected namespaces in one go, their policy routing where
+//! it may have changed and else in turns, the host's rules each second, and interfaces whose sandboxes get no link
+//! notifications.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,10 +13,12 @@ use crate::kernel::HostDamage;
 use crate::node::Node;
 use crate::pool;
 use crate::sandbox::registry::Handle;
-use crate::sandbox::{Message, Sender, Slot};
+use crate::sandbox::{Message, Slot};
 
 /// The host's generation id and polled interfaces are looked at this often.
 pub const FAST: Duration = Duration::from_secs(1);
+/// Where changes of the routing are heard of, its turn comes so many times less often.
+const HEARD: u64 = 10;
 
 /// Looks at the pods for ever.
 pub async fn watch_pods(node: Arc<Node>) {
@@ -31,12 +35,25 @@ pub async fn watch_pods(node: Arc<Node>) {
         pass += 1;
         let watched = select(&node, |handle| {
             handle.slot.is_watched().then(|| Watched {
-                look_at_routing: handle.generation.wrapping_add(pass).is_multiple_of(turns),
+                turn: handle
+                    .generation
+                    .wrapping_add(pass)
+                    .is_multiple_of(if handle.slot.hears_routing() {
+                        turns * HEARD
+                    } else {
+                        turns
+                    }),
                 slot: Arc::clone(&handle.slot),
-                sender: handle.sender.clone(),
+                generation: handle.generation,
             })
         });
-        for sender in moved(watched).await {
+        let moved = moved(watched).await;
+        if moved.is_empty() {
+            continue;
+        }
+        for sender in select(&node, |handle| {
+            moved.contains(&handle.generation).then(|| handle.sender.clone())
+        }) {
             // A task that has ended has nothing to mend.
             let _ = sender.send(Box::new(Message::Examine));
         }
@@ -53,23 +70,26 @@ fn select<T>(node: &Node, wanted: impl Fn(&Handle) -> Option<T>) -> Vec<T> {
 
 /// One namespace to look at.
 struct Watched {
-    look_at_routing: bool,
+    /// Its routing is to be looked at, whether or not it may have changed.
+    turn: bool,
     slot: Arc<Slot>,
-    sender: Sender,
+    /// The sandbox's; no two have the same.
+    generation: u64,
 }
 
-/// The tasks of those whose generation id is not what it was, or cannot be read; where it was asked for also of those
-/// whose policy routing is not as it should be. Rules cannot change without the generation id.
-async fn moved(all: Vec<Watched>) -> Vec<Sender> {
+/// The sandboxes whose rule set's generation id is not what it was, or cannot be read, and those whose policy routing is
+/// not as it should be, as far as it is looked at. Rules cannot change without the generation id.
+async fn moved(all: Vec<Watched>) -> HashSet<u64> {
     let looked = pool::run("compare generation ids", move || {
         let moved = |watched: Watched| {
             // Whoever is at work there leaves it right, or the next pass sees it.
             let moved = watched.slot.try_with("read generation id", |netns| {
-                Ok(netns.moved()? || (watched.look_at_routing && netns.routing_lacks()?))
+                let heard = watched.slot.take_routing_moved();
+                Ok(netns.moved()? || ((heard || watched.turn) && netns.routing_lacks(heard)?))
             });
             moved
                 .is_some_and(|moved| moved.unwrap_or(true))
-                .then_some(watched.sender)
+                .then_some(watched.generation)
         };
         Ok(all.into_iter().filter_map(moved).collect())
     });

@@ -42,9 +42,10 @@ pub trait Netns: Send {
     /// Reads everything back; one line a difference from `desired`.
     fn differences(&mut self, desired: &Desired) -> Result<Vec<String>, Failure>;
 
-    /// Whether policy routing still is what the last [`Netns::apply`] or [`Netns::differences`] asked for, which
-    /// [`Netns::moved`] does not see.
-    fn routing_lacks(&mut self) -> Result<bool, Failure>;
+    /// Whether policy routing is no longer what the last [`Netns::apply`] or [`Netns::differences`] asked for, which
+    /// [`Netns::moved`] does not see. `thorough`: everything is read; otherwise that is done now and then, and mostly the
+    /// kernel is asked how it would route.
+    fn routing_lacks(&mut self, thorough: bool) -> Result<bool, Failure>;
 
     /// Connections that are the proxy's: translated to it, or HBONE to one of the pod's `own` addresses.
     fn redirected_connections(&mut self, own: &[IpAddr]) -> Result<u32, Failure>;

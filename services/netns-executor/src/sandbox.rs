@@ -188,6 +188,10 @@ pub(crate) struct Slot {
     watched: AtomicBool,
     /// No link notifications come: the interface must be polled.
     poll_links: AtomicBool,
+    /// Changes of routes and routing rules are heard of: each sets `routing_moved`.
+    hears_routing: AtomicBool,
+    /// Policy routing may have changed since it was looked at.
+    routing_moved: AtomicBool,
     /// Another sandbox may have the namespace now.
     closed: AtomicBool,
 }
@@ -269,6 +273,23 @@ impl Slot {
 
     pub(crate) fn polls_links(&self) -> bool {
         self.poll_links.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_hears_routing(&self, hears: bool) {
+        self.hears_routing.store(hears, Ordering::Relaxed);
+    }
+
+    pub(crate) fn hears_routing(&self) -> bool {
+        self.hears_routing.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn routing_moved(&self) {
+        self.routing_moved.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether policy routing may have changed; whoever asks must look. What changes from now on is told next time.
+    pub(crate) fn take_routing_moved(&self) -> bool {
+        self.routing_moved.swap(false, Ordering::Relaxed)
     }
 }
 

@@ -169,6 +169,24 @@ pub(crate) fn subscribe_to_links(socket: impl AsFd) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Has a route socket hear of changes of routes and of rules too, of both families (`RTNLGRP_*`, linux/rtnetlink.h).
+pub(crate) fn subscribe_to_routing(socket: impl AsFd) -> Result<(), Errno> {
+    for group in [
+        libc::RTNLGRP_IPV4_ROUTE,
+        libc::RTNLGRP_IPV4_RULE,
+        libc::RTNLGRP_IPV6_ROUTE,
+        libc::RTNLGRP_IPV6_RULE,
+    ] {
+        write_option(
+            socket.as_fd(),
+            libc::SOL_NETLINK,
+            libc::NETLINK_ADD_MEMBERSHIP,
+            &group.to_ne_bytes(),
+        )?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     #[test]

@@ -61,6 +61,23 @@ fn the_kernel_is_asked_how_it_routes_and_tells_every_damage() {
 }
 
 #[test]
+fn a_narrower_rule_in_the_place_of_ours_does_not_pass_for_it() {
+    let desired = Desired::Ambient(AmbientOptions::default());
+    let netns = Netns::new();
+    let pod = netns.sockets();
+    for narrow in ["to 192.0.2.0/24", "from 10.0.0.0/8", "ipproto tcp", "iif lo"] {
+        apply(&pod, &desired).unwrap();
+        netns.sh(&format!(
+            "ip rule add pref 32764 fwmark 0x111/0xfff {narrow} lookup 100; ip rule del pref 32764"
+        ));
+        assert_eq!(read_back(&pod, &desired).unwrap().len(), 1, "{narrow}");
+        assert!(apply(&pod, &desired).unwrap().changed, "{narrow}");
+        assert_eq!(read_back(&pod, &desired).unwrap(), nothing(), "{narrow}");
+        netns.sh("ip rule del pref 32764; ip rule del pref 32764");
+    }
+}
+
+#[test]
 fn an_interface_is_looked_for_by_name() {
     let (netns, other) = (Netns::new(), Netns::new());
     let pod = netns.sockets();

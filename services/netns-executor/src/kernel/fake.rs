@@ -160,7 +160,7 @@ impl Netns for Handle {
         Ok(lines)
     }
 
-    fn routing_lacks(&mut self) -> Result<bool, Failure> {
+    fn routing_lacks(&mut self, _: bool) -> Result<bool, Failure> {
         Ok(false)
     }
 

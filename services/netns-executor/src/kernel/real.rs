@@ -261,12 +261,12 @@ impl Netns for PodNetns {
         Ok(differences)
     }
 
-    fn routing_lacks(&mut self) -> Result<bool, Failure> {
+    fn routing_lacks(&mut self, thorough: bool) -> Result<bool, Failure> {
         let Some(desired) = &self.desired else {
             return Ok(true);
         };
         self.looks = self.looks.wrapping_add(1);
-        if !self.looks.is_multiple_of(THOROUGH)
+        if !(thorough || self.looks.is_multiple_of(THOROUGH))
             && netlink::routing_works(&self.sockets, desired).map_err(|error| apply_failed(&error))?
         {
             return Ok(false);

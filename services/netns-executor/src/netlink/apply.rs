@@ -6,10 +6,10 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use sluice_proto::ambient::Desired;
 
 use super::error::NetlinkError;
-use super::link;
+use super::pod_sockets::PodSockets;
 use super::route::{self, Lacking, Object};
-use super::socket::PodSockets;
 use super::table::{self, EncodedRuleSet};
+use super::{diversion, link};
 use crate::rules::{Family, Fingerprint, PolicyRouting, RuleSet};
 
 /// More distinct option sets than a node's pods have; the cache is emptied when it is full.
@@ -171,12 +171,7 @@ pub fn routing_works(pod: &PodSockets, desired: &Desired) -> Result<bool, ApplyE
     let Some(routing) = PolicyRouting::for_desired(desired) else {
         return Ok(false);
     };
-    for &family in routing.families {
-        if !route::diverts(&pod.route, family).map_err(ApplyError::Read)? {
-            return Ok(false);
-        }
-    }
-    Ok(true)
+    diversion::works(&pod.route, routing.families).map_err(ApplyError::Read)
 }
 
 /// The part of [`read_back`] that [`generation`] says nothing about.

@@ -8,13 +8,13 @@ use crate::rules::{Family, MARK_LOCAL_REPLY, MARK_MASK, PolicyRouting};
 
 const NEWROUTE: u16 = 24;
 const DELROUTE: u16 = 25;
-const GETROUTE: u16 = 26;
+pub(super) const GETROUTE: u16 = 26;
 const NEWRULE: u16 = 32;
 const DELRULE: u16 = 33;
 const GETRULE: u16 = 34;
 
 /// Length of `struct rtmsg` and of `struct fib_rule_hdr`.
-const FIXED: usize = 12;
+pub(super) const FIXED: usize = 12;
 /// lo is the first interface of every namespace (`LOOPBACK_IFINDEX`).
 const LOOPBACK_INDEX: u32 = 1;
 const ACTION_TO_TABLE: u8 = 1;
@@ -33,12 +33,8 @@ const FRA_TABLE: u16 = 15;
 const FRA_FWMASK: u16 = 16;
 /// Selectors that narrow a rule: destination, source, interfaces, tunnel, uid range, protocol, ports, DS field.
 const FRA_NARROWING: [u16; 11] = [1, 2, 3, 12, 13, 17, 19, 20, 22, 23, 24];
-const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 const RTA_TABLE: u16 = 15;
-const RTA_MARK: u16 = 16;
-const RTM_F_LOOKUP_TABLE: u32 = 0x1000;
-const RTM_F_FIB_MATCH: u32 = 0x2000;
 
 /// One of the objects we keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -111,45 +107,6 @@ pub fn existing(socket: &RouteSocket, families: &[Family]) -> Result<Vec<Object>
     Ok(present)
 }
 
-/// Whether a reply of the proxy is routed by our rule and our route: the kernel is asked how it would route a packet
-/// with their mark (`RTM_GETROUTE` with `RTM_F_FIB_MATCH`), which costs a fifth of reading all rules and routes.
-///
-/// "Yes" can be wrong only where somebody has put something in their place that acts alike for this one packet; "no"
-/// also where the family is switched off, or the pod itself owns the address asked for.
-pub fn diverts(socket: &RouteSocket, family: Family) -> Result<bool, NetlinkError> {
-    let mut header = [0; FIXED];
-    header[0] = family_number(family);
-    // Addresses for documentation (RFC 5737, RFC 3849) are nobody's.
-    let (destination, flags): (&[u8], u32) = match family {
-        Family::V4 => (&[192, 0, 2, 1], RTM_F_FIB_MATCH | RTM_F_LOOKUP_TABLE),
-        // IPv6 tells the table always, and refuses to be asked for it.
-        Family::V6 => (
-            &[0x20, 0x01, 0x0d, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
-            RTM_F_FIB_MATCH,
-        ),
-    };
-    header[1] = u8::try_from(destination.len() * 8).unwrap_or_default();
-    header[8..].copy_from_slice(&flags.to_ne_bytes());
-    let found = socket.ask(
-        "the route of marked packets",
-        |sequence| {
-            let mut writer = Writer::new();
-            writer.message(GETROUTE, REQUEST, sequence, &header, |w| {
-                w.attribute(RTA_DST, destination);
-                // With the bits that our rule does not look at, which one with a wider mask would miss.
-                w.ne32(RTA_MARK, MARK_LOCAL_REPLY | !MARK_MASK);
-            });
-            writer.into_bytes()
-        },
-        |message| Some(is_our_route(message, family)),
-    );
-    match found {
-        // No route, or no such family.
-        Err(NetlinkError::Refused { .. }) => Ok(false),
-        found => found,
-    }
-}
-
 /// Adds objects in one datagram. Existing ones, and IPv6 ones where IPv6 is switched off, are no error.
 pub fn add(socket: &RouteSocket, objects: &[Object]) -> Result<Added, NetlinkError> {
     let mut result = Added {
@@ -160,8 +117,7 @@ pub fn add(socket: &RouteSocket, objects: &[Object]) -> Result<Added, NetlinkErr
     for (object, refusal) in send(socket, objects, CREATE | EXCLUSIVE)? {
         result.added.retain(|added| *added != object);
         match (object, refusal.errno) {
-            (Object::Rule(_), libc::EEXIST) => {}
-            (Object::Route(_), libc::EEXIST) => occupied.push(object),
+            (_, libc::EEXIST) => occupied.push(object),
             _ if lacks_ipv6(object, refusal.errno) => result.without_ipv6 = true,
             _ => {
                 let _ = remove(socket, &result.added);
@@ -169,16 +125,20 @@ pub fn add(socket: &RouteSocket, objects: &[Object]) -> Result<Added, NetlinkErr
             }
         }
     }
-    // A default route of somebody else in our table: replaced unless it is as ours.
     for object in occupied {
-        if let Object::Route(family) = object
-            && !route_exists(socket, family)?
-        {
-            if let Some((_, refusal)) = send(socket, &[object], CREATE | REPLACE)?.into_iter().next() {
-                return Err(refusal.into_error(object.words()));
-            }
-            result.added.push(object);
+        let (ours, flags) = match object {
+            // The kernel takes one that is narrowed to some packets for the same (rule_exists, net/core/fib_rules.c).
+            Object::Rule(family) => (rule_exists(socket, family)?, CREATE),
+            // A default route of somebody else in our table is replaced.
+            Object::Route(family) => (route_exists(socket, family)?, CREATE | REPLACE),
+        };
+        if ours {
+            continue;
         }
+        if let Some((_, refusal)) = send(socket, &[object], flags)?.into_iter().next() {
+            return Err(refusal.into_error(object.words()));
+        }
+        result.added.push(object);
     }
     Ok(result)
 }
@@ -314,7 +274,8 @@ fn route_exists(socket: &RouteSocket, family: Family) -> Result<bool, NetlinkErr
     absent_family(found)
 }
 
-fn is_our_route(message: &Message<'_>, family: Family) -> bool {
+/// Whether a message is about our route of this family.
+pub(super) fn is_our_route(message: &Message<'_>, family: Family) -> bool {
     let attributes = message.attributes(FIXED);
     message.ty == NEWROUTE
         && message.payload.get(..FIXED).is_some_and(|header| {
@@ -387,7 +348,7 @@ fn route_header(family: Family) -> [u8; FIXED] {
     header
 }
 
-fn family_number(family: Family) -> u8 {
+pub(super) fn family_number(family: Family) -> u8 {
     match family {
         Family::V4 => AF_INET,
         Family::V6 => AF_INET6,

@@ -177,29 +177,41 @@ impl Channel {
         Ok(refusals)
     }
 
-    /// Sends one request that is answered by exactly one message, with data or with a refusal.
-    fn ask<T>(
+    /// Sends `count` requests in one datagram, numbered from the sequence number that `build` gets, each of which is answered
+    /// by exactly one message, with data or with a refusal; gives what became of each, in their order.
+    fn ask_all<T>(
         &self,
         request: &'static str,
+        count: usize,
         build: impl FnOnce(u32) -> Vec<u8>,
         read: impl Fn(&Message<'_>) -> Option<T>,
-    ) -> Result<T, NetlinkError> {
+    ) -> Result<Vec<Result<T, NetlinkError>>, NetlinkError> {
         with_buffer(|buffer| {
             self.begin(buffer);
-            let sequence = self.next_sequence();
-            self.send(&build(sequence))?;
-            while let Some(datagram) = self.receive(buffer)? {
-                let mut messages = Messages(datagram);
-                if let Some(answer) = messages.find(|message| message.sequence == sequence) {
-                    self.end();
-                    return match verdict(&answer) {
-                        Some(Err(refusal)) => Err(refusal.into_error(request)),
-                        Some(Ok(())) => Err(NetlinkError::Incomplete { request }),
-                        None => read(&answer).ok_or(NetlinkError::Incomplete { request }),
-                    };
+            let first = self
+                .sequence
+                .fetch_add(u32::try_from(count).unwrap_or(u32::MAX), Ordering::Relaxed);
+            self.send(&build(first))?;
+            // Each is answered before the next one is begun (netlink_rcv_skb).
+            let mut answers = Vec::with_capacity(count);
+            while answers.len() < count
+                && let Some(datagram) = self.receive(buffer)?
+            {
+                for message in Messages(datagram) {
+                    if message.sequence.wrapping_sub(first) as usize == answers.len() {
+                        answers.push(match verdict(&message) {
+                            Some(Err(refusal)) => Err(refusal.into_error(request)),
+                            Some(Ok(())) => Err(NetlinkError::Incomplete { request }),
+                            None => read(&message).ok_or(NetlinkError::Incomplete { request }),
+                        });
+                    }
                 }
             }
-            Err(NetlinkError::Incomplete { request })
+            if answers.len() < count {
+                return Err(NetlinkError::Incomplete { request });
+            }
+            self.end();
+            Ok(answers)
         })
     }
 
@@ -316,7 +328,20 @@ macro_rules! socket_type {
                 build: impl FnOnce(u32) -> Vec<u8>,
                 read: impl Fn(&Message<'_>) -> Option<T>,
             ) -> Result<T, NetlinkError> {
-                self.0.ask(request, build, read)
+                let answer = self.0.ask_all(request, 1, build, read)?.pop();
+                answer.unwrap_or(Err(NetlinkError::Incomplete { request }))
+            }
+
+            /// [`Self::ask`] with `count` requests in one datagram, numbered from the sequence number that `build` gets;
+            /// what became of each.
+            pub fn ask_all<T>(
+                &self,
+                request: &'static str,
+                count: usize,
+                build: impl FnOnce(u32) -> Vec<u8>,
+                read: impl Fn(&Message<'_>) -> Option<T>,
+            ) -> Result<Vec<Result<T, NetlinkError>>, NetlinkError> {
+                self.0.ask_all(request, count, build, read)
             }
 
             /// Sends a query built for a sequence number, and folds the messages of the answer into a state.
@@ -367,22 +392,3 @@ socket_type!(
     SockProtocol::NetlinkSockDiag,
     "NETLINK_SOCK_DIAG"
 );
-
-/// The two sockets of one namespace.
-#[derive(Debug)]
-pub struct PodSockets {
-    /// For rules.
-    pub netfilter: NetfilterSocket,
-    /// For policy routing.
-    pub route: RouteSocket,
-}
-
-impl PodSockets {
-    /// Opens both in the calling thread's network namespace.
-    pub fn open() -> Result<Self, NetlinkError> {
-        Ok(Self {
-            netfilter: NetfilterSocket::open()?,
-            route: RouteSocket::open()?,
-        })
-    }
-}

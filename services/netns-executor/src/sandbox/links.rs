@@ -1,4 +1,5 @@
-//! Link notifications of one sandbox: its interface vanishing is how a missed DEL is noticed.
+//! Notifications of one sandbox. Of links: its interface vanishing is how a missed DEL is noticed. Of routes and routing
+//! rules: they tell the next drift pass that it must look. No sooner, since in some pods routes change all the time.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -9,6 +10,8 @@ use sluice_proto::transport::reactor;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use super::Slot;
+use super::task::Task;
 use crate::netlink::bytes::Messages;
 use crate::netlink::link;
 use crate::sys;
@@ -26,7 +29,10 @@ pub(super) enum LinkChange {
 }
 
 /// The subscription.
-pub(super) struct LinkWatch(AsyncFd<OwnedFd>);
+pub(super) struct LinkWatch {
+    socket: AsyncFd<OwnedFd>,
+    asked_for_routing: bool,
+}
 
 impl LinkWatch {
     /// Subscribes; None if the socket cannot, then the interface must be polled.
@@ -36,7 +42,10 @@ impl LinkWatch {
             return None;
         }
         match reactor::watch(socket, Interest::READABLE) {
-            Ok(socket) => Some(Self(socket)),
+            Ok(socket) => Some(Self {
+                socket,
+                asked_for_routing: false,
+            }),
             Err(error) => {
                 tracing::warn!(%error, "no link notifications; the interface is polled instead");
                 None
@@ -44,9 +53,10 @@ impl LinkWatch {
         }
     }
 
-    /// Waits until an interface of this name may have vanished, or nothing more will be heard of it. Cancel-safe.
-    pub(super) async fn changed(watch: Option<&Self>, ifname: &InterfaceName) -> LinkChange {
-        let Some(Self(socket)) = watch else {
+    /// Waits until an interface of this name may have vanished, or nothing more will be heard of it; marks the slot when
+    /// anything else changed, for routes that go with a link are not told of one by one. Cancel-safe.
+    pub(super) async fn changed(watch: Option<&Self>, ifname: &InterfaceName, slot: &Slot) -> LinkChange {
+        let Some(Self { socket, .. }) = watch else {
             return std::future::pending().await;
         };
         loop {
@@ -54,9 +64,14 @@ impl LinkWatch {
                 return LinkChange::Unheard;
             };
             match read(socket.get_ref(), ifname) {
-                // ENOBUFS: notifications were lost, so look.
-                Ok(true) | Err(Errno::ENOBUFS) => return LinkChange::Gone,
-                Ok(false) | Err(Errno::EINTR) => {}
+                Ok(true) => return LinkChange::Gone,
+                Ok(false) => slot.routing_moved(),
+                // Notifications were lost, so look.
+                Err(Errno::ENOBUFS) => {
+                    slot.routing_moved();
+                    return LinkChange::Gone;
+                }
+                Err(Errno::EINTR) => {}
                 Err(Errno::EAGAIN) => guard.clear_ready(),
                 Err(errno) => {
                     tracing::warn!(%errno, %ifname, "no more link notifications; the interface is polled instead");
@@ -67,7 +82,36 @@ impl LinkWatch {
     }
 
     pub(super) fn into_fd(self) -> OwnedFd {
-        self.0.into_inner()
+        self.socket.into_inner()
+    }
+}
+
+impl Task {
+    /// Hears of the routing, too, once there are rules of ours and no ADD is under way: what is changed here ourselves need
+    /// not be heard.
+    pub(super) fn listen_for_routing(&mut self) {
+        let settled = self.add.is_none() && self.has_rules();
+        let Some(links) = self
+            .links
+            .as_mut()
+            .filter(|links| settled && !links.asked_for_routing)
+        else {
+            return;
+        };
+        links.asked_for_routing = true;
+        match sys::subscribe_to_routing(links.socket.get_ref()) {
+            Ok(()) => self.slot.set_hears_routing(true),
+            Err(errno) => tracing::warn!(%errno, "no notifications of routes; they are looked at in turns"),
+        }
+    }
+
+    /// No more notifications come: interface and routing are polled from now on.
+    pub(super) fn poll_links(&mut self) {
+        if let Some(links) = self.links.take() {
+            self.node.reaper.close(links.into_fd());
+        }
+        self.slot.set_poll_links(true);
+        self.slot.set_hears_routing(false);
     }
 }
 

@@ -84,7 +84,7 @@ pub(super) struct Task {
     pub(super) fingerprint: String,
     pub(super) inbox: Inbox,
     pub(super) ended: CancellationToken,
-    links: Option<LinkWatch>,
+    pub(super) links: Option<LinkWatch>,
     watching: watch::Receiver<usize>,
 }
 
@@ -140,6 +140,7 @@ impl Task {
             None => self.announce(),
         };
         while let Flow::Continue(()) = flow {
+            self.listen_for_routing();
             flow = match self.next().await {
                 Woken::Message(Some(message)) => self.handle(*message).await,
                 Woken::Message(None) => Flow::Break(Reason::Cancelled.into()),
@@ -164,7 +165,7 @@ impl Task {
             message = self.inbox.recv() => Woken::Message(message),
             () = sleep_until(wake_at) => Woken::Time,
             _ = self.watching.changed(), if waits => Woken::Watchers,
-            change = LinkWatch::changed(self.links.as_ref(), &self.record.attachment.ifname) => Woken::Links(change),
+            change = LinkWatch::changed(self.links.as_ref(), &self.record.attachment.ifname, &self.slot) => Woken::Links(change),
         }
     }
 
@@ -240,14 +241,6 @@ impl Task {
         self.note();
     }
 
-    /// No more notifications come: the interface is polled from now on.
-    fn poll_links(&mut self) {
-        if let Some(links) = self.links.take() {
-            self.node.reaper.close(links.into_fd());
-        }
-        self.slot.set_poll_links(true);
-    }
-
     /// Lets go of the namespace.
     pub(super) fn detach(&mut self) {
         if let Some(links) = self.links.take() {
@@ -304,7 +297,7 @@ impl Task {
     }
 
     /// Rules of ours are in the namespace, as far as is on record.
-    fn has_rules(&self) -> bool {
+    pub(super) fn has_rules(&self) -> bool {
         let programmed = self.record.programmed.as_ref();
         programmed.is_some_and(|desired| *desired != Desired::None)
     }
