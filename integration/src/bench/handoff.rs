@@ -113,6 +113,7 @@ fn live(report: &mut Report, rig: &mut Rig) -> anyhow::Result<()> {
     let netns = Netns::new()?;
     let bare = floor::BarePair::start()?;
     let pods = rig.make(LIVE, IN_MESH)?;
+    rig.wait_quiet()?;
     let (mut pair, mut acked) = (Samples::default(), Samples::default());
     for pod in &pods {
         pair.push(bare.pass(&netns, 1)?);
