@@ -22,6 +22,9 @@ pub(super) const ENABLED: &str = "enabled";
 
 /// Between two looks whether everything is written.
 const LOOK: Duration = Duration::from_millis(10);
+/// A new pod's sandbox is finished first: it takes the runtime some tens of milliseconds more, and nobody can reach the pod
+/// before its containers run.
+const SANDBOX: Duration = Duration::from_millis(250);
 
 /// The annotation as the API has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -227,6 +230,8 @@ impl Book {
         };
         if page.wanted != enrolled {
             page.want(enrolled);
+            let new = enrolled && !page.running;
+            page.not_before = new.then(|| Instant::now() + SANDBOX);
         }
         if !page.mark.says(enrolled) {
             self.changed.notify_one();

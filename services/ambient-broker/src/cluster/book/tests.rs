@@ -4,6 +4,10 @@ use super::*;
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 
 fn pod(uid: &str, version: u32, value: Option<&str>) -> WirePod {
+    pod_in("Running", uid, version, value)
+}
+
+fn pod_in(phase: &str, uid: &str, version: u32, value: Option<&str>) -> WirePod {
     let mut annotations = serde_json::Map::new();
     if let Some(value) = value {
         annotations.insert(REDIRECTION_STATUS.into(), value.into());
@@ -11,7 +15,7 @@ fn pod(uid: &str, version: u32, value: Option<&str>) -> WirePod {
     serde_json::from_value::<RawPod>(serde_json::json!({
         "metadata": {"name": "p", "namespace": "shop", "uid": uid, "resourceVersion": version.to_string(),
             "annotations": annotations},
-        "status": {"phase": "Running"}}))
+        "status": {"phase": phase}}))
     .unwrap()
     .convert()
     .unwrap()
@@ -45,6 +49,25 @@ fn an_enrolment_is_one_patch_whatever_is_seen_meanwhile() {
     assert!(!book.seen(&pod("u", 8, None), false));
     assert!(!book.seen(&pod("u", 9, Some("enabled")), false));
     assert!(due(&book, now).is_empty());
+}
+
+#[test]
+fn a_new_pods_status_waits_until_its_sandbox_is_made() {
+    let (book, before) = (Book::new(RETRY), Instant::now());
+    book.seen(&pod_in("Pending", "u", 5, None), false);
+    book.want(&uid("u"), true);
+    let (patches, next) = book.due(before, 8);
+    assert!(patches.is_empty() && next.unwrap() >= before + SANDBOX);
+    // Taking back is never late.
+    book.want(&uid("u"), false);
+    assert_eq!(book.due(before, 8), (Vec::new(), None));
+    book.want(&uid("u"), true);
+    let later = Instant::now() + SANDBOX;
+    let (patches, _) = book.due(later, 8);
+    assert!(patches[0].enrolled);
+    book.patched(&patches[0], Patched::Done(6), later);
+    book.want(&uid("u"), false);
+    assert_eq!(due(&book, later), [false]);
 }
 
 #[test]
