@@ -10,7 +10,7 @@ use super::registry::Handle;
 
 /// What sandboxes are looked for by.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Trait {
+enum Key {
     Pod(PodUid),
     Container(ContainerId),
     /// By cookie. Those of two boots may be equal, so whoever is found is compared.
@@ -19,12 +19,12 @@ enum Trait {
 
 /// All sandboxes.
 ///
-/// Invariant: `by_trait` names exactly the sandboxes that have the trait. A handle's attachment and pod never change, and
+/// Invariant: `by_key` names exactly the sandboxes that have the key. A handle's attachment and pod never change, and
 /// whatever changes its namespace goes through [`Sandboxes::update`].
 #[derive(Debug, Default)]
 pub(crate) struct Sandboxes {
     handles: BTreeMap<Attachment, Handle>,
-    by_trait: HashMap<Trait, Vec<Attachment>>,
+    by_key: HashMap<Key, Vec<Attachment>>,
 }
 
 impl Sandboxes {
@@ -44,7 +44,7 @@ impl Sandboxes {
     /// Takes the place of what has the same attachment.
     pub(crate) fn insert(&mut self, handle: Handle) {
         self.remove(&handle.attachment);
-        for key in traits(&handle) {
+        for key in keys(&handle) {
             self.enter(key, &handle.attachment);
         }
         self.handles.insert(handle.attachment.clone(), handle);
@@ -52,7 +52,7 @@ impl Sandboxes {
 
     pub(crate) fn remove(&mut self, attachment: &Attachment) {
         if let Some(handle) = self.handles.remove(attachment) {
-            for key in traits(&handle) {
+            for key in keys(&handle) {
                 self.leave(&key, attachment);
             }
         }
@@ -67,24 +67,24 @@ impl Sandboxes {
         change(handle);
         let now = handle.netns.cookie;
         if before != now {
-            self.leave(&Trait::Netns(before), attachment);
-            self.enter(Trait::Netns(now), attachment);
+            self.leave(&Key::Netns(before), attachment);
+            self.enter(Key::Netns(now), attachment);
         }
     }
 
     /// Those of a pod.
     pub(crate) fn of_pod(&self, uid: &PodUid) -> impl Iterator<Item = &Handle> + use<'_> {
-        self.with(Trait::Pod(uid.clone()))
+        self.with(Key::Pod(uid.clone()))
     }
 
     /// Those of a container.
     pub(crate) fn of_container(&self, id: &ContainerId) -> impl Iterator<Item = &Handle> + use<'_> {
-        self.with(Trait::Container(id.clone()))
+        self.with(Key::Container(id.clone()))
     }
 
     /// Those in a namespace.
     pub(crate) fn in_netns(&self, netns: &NetnsIdentity) -> impl Iterator<Item = &Handle> {
-        self.with(Trait::Netns(netns.cookie))
+        self.with(Key::Netns(netns.cookie))
             .filter(|handle| handle.netns.is_same_netns(netns))
     }
 
@@ -106,30 +106,30 @@ impl Sandboxes {
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "what is found does not borrow it")]
-    fn with(&self, key: Trait) -> impl Iterator<Item = &Handle> + use<'_> {
-        let attachments = self.by_trait.get(&key).into_iter().flatten();
+    fn with(&self, key: Key) -> impl Iterator<Item = &Handle> + use<'_> {
+        let attachments = self.by_key.get(&key).into_iter().flatten();
         attachments.filter_map(|attachment| self.handles.get(attachment))
     }
 
-    fn enter(&mut self, key: Trait, attachment: &Attachment) {
-        self.by_trait.entry(key).or_default().push(attachment.clone());
+    fn enter(&mut self, key: Key, attachment: &Attachment) {
+        self.by_key.entry(key).or_default().push(attachment.clone());
     }
 
-    fn leave(&mut self, key: &Trait, attachment: &Attachment) {
-        if let Some(attachments) = self.by_trait.get_mut(key) {
+    fn leave(&mut self, key: &Key, attachment: &Attachment) {
+        if let Some(attachments) = self.by_key.get_mut(key) {
             attachments.retain(|other| other != attachment);
             if attachments.is_empty() {
-                self.by_trait.remove(key);
+                self.by_key.remove(key);
             }
         }
     }
 }
 
-fn traits(handle: &Handle) -> [Trait; 3] {
+fn keys(handle: &Handle) -> [Key; 3] {
     [
-        Trait::Pod(handle.pod.uid.clone()),
-        Trait::Container(handle.attachment.container_id.clone()),
-        Trait::Netns(handle.netns.cookie),
+        Key::Pod(handle.pod.uid.clone()),
+        Key::Container(handle.attachment.container_id.clone()),
+        Key::Netns(handle.netns.cookie),
     ]
 }
 
@@ -192,7 +192,7 @@ mod tests {
                     .collect();
                 let found: Vec<_> = sandboxes.related(id, uid, netns).map(|h| &h.attachment).collect();
                 prop_assert_eq!(found, walk);
-                let entries: usize = sandboxes.by_trait.values().map(Vec::len).sum();
+                let entries: usize = sandboxes.by_key.values().map(Vec::len).sum();
                 prop_assert_eq!(entries, 3 * sandboxes.len());
             }
         }

@@ -100,7 +100,11 @@ impl Task {
         };
         links.asked_for_routing = true;
         match sys::subscribe_to_routing(links.socket.get_ref()) {
-            Ok(()) => self.slot.set_hears_routing(true),
+            Ok(()) => {
+                self.slot.set_hears_routing(true);
+                // What changed before was not told.
+                self.slot.routing_moved();
+            }
             Err(errno) => tracing::warn!(%errno, "no notifications of routes; they are looked at in turns"),
         }
     }
