@@ -1,10 +1,11 @@
 //! The chart's page and its settings say what the chart does.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
 
 use serde_json::Value;
 
-use crate::helm::{Release, chart, refusal, texts};
+use crate::helm::{NAMESPACE, Release, chart, helm, refusal, texts};
 use crate::privileges::CONTAINERS;
 
 /// Rows of the table with this first heading: cells without back-quotes.
@@ -29,8 +30,9 @@ fn the_table_of_containers_is_what_is_rendered() {
     let release = Release::render(&[]);
     let rows = table(&page, "Container");
     assert_eq!(rows.len(), CONTAINERS.len());
-    for (row, (name, container)) in rows.iter().zip(release.containers()) {
-        assert_eq!(row[0].split(' ').next(), Some(name));
+    for row in rows {
+        let name = row[0].split(' ').next().unwrap();
+        let container = release.container(name);
         let context = &container["securityContext"];
         assert_eq!(row[1], context["runAsUser"].to_string(), "{name}");
         let capabilities = texts(&context["capabilities"]["add"]).join(", ");
@@ -60,6 +62,77 @@ fn the_table_of_platforms_is_what_is_rendered() {
             }
         }
     }
+}
+
+/// What `helm install` prints after an installation. `helm template` leaves it out: a copy of the chart has it as an object.
+fn notes(set: &[&str]) -> String {
+    let copy = tempfile::tempdir().unwrap();
+    let root = copy.path().join("sluice");
+    let copied = Command::new("cp")
+        .arg("-r")
+        .args([&chart(), &root])
+        .status()
+        .unwrap();
+    assert!(copied.success());
+    let templates = root.join("templates");
+    let text = std::fs::read_to_string(templates.join("NOTES.txt")).unwrap();
+    let named = format!("{{{{- define \"notes\" }}}}{text}{{{{- end }}}}");
+    std::fs::write(templates.join("_notes.tpl"), named).unwrap();
+    let object = "kind: Notes\ntext: {{ include \"notes\" . | toJson }}\n";
+    std::fs::write(templates.join("notes.yaml"), object).unwrap();
+    let root = root.display().to_string();
+    let mut args = vec![
+        "template",
+        "mesh",
+        &root,
+        "--namespace",
+        NAMESPACE,
+        "--show-only",
+        "templates/notes.yaml",
+    ];
+    args.extend(set.iter().flat_map(|setting| ["--set", setting]));
+    let output = helm(&args);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let object: Value = serde_saphyr::from_str(&String::from_utf8(output.stdout).unwrap()).unwrap();
+    object["text"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn the_notes_name_what_is_there() {
+    let release = Release::render(&[]);
+    let text = notes(&[]);
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let after = |word: &str| {
+        let pairs = words.windows(2).filter(move |pair| pair[0] == word);
+        pairs.map(|pair| pair[1]).collect::<Vec<_>>()
+    };
+    assert!(after("-n").len() > 3 && after("-n").iter().all(|name| *name == NAMESPACE));
+    for name in after("-c") {
+        release.container(name);
+    }
+    let sets: Vec<&str> = words
+        .iter()
+        .filter_map(|word| word.strip_prefix("daemonset/"))
+        .collect();
+    assert!(!sets.is_empty());
+    for name in sets {
+        release.object("DaemonSet", name);
+    }
+    let (_, platforms) = text.split_once("--set platform=").expect("no hint of platforms");
+    let (platforms, _) = platforms.split_once(')').unwrap();
+    for platform in platforms.replace(" (", ", ").split(", ") {
+        Release::render(&[&format!("platform={platform}")]);
+    }
+
+    assert!(!notes(&["platform=gke"]).contains("--set platform="));
+    let without_opener = "pods that ran before join the mesh when they are recreated";
+    assert!(!text.contains(without_opener));
+    assert!(notes(&["profile=enrolOnAdd"]).contains(without_opener));
+    assert!(notes(&["resourceScope=cluster"]).contains("resourceScope=namespace"));
 }
 
 #[test]

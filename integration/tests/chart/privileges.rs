@@ -5,13 +5,13 @@ use sluice_proto::paths::BROKER_UID;
 
 use crate::helm::{Release, texts};
 
-/// container, uid, capabilities.
+/// container, uid, capabilities; in the order in which the kubelet starts them.
 pub(crate) const CONTAINERS: [(&str, u32, &[&str]); 5] = [
     ("prepare", 0, &["CHOWN"]),
-    ("netns-executor", 0, &["NET_ADMIN"]),
+    ("installer", 0, &[]),
     ("netns-opener", 0, &["SYS_ADMIN", "SYS_PTRACE"]),
     ("ambient-broker", BROKER_UID, &[]),
-    ("installer", 0, &[]),
+    ("netns-executor", 0, &["NET_ADMIN"]),
 ];
 
 fn both_profiles() -> [Release; 2] {

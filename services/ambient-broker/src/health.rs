@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sluice_proto::pb::node::InstallerReport;
 
@@ -12,6 +12,8 @@ use crate::zds::{Phase, Zds};
 
 /// A loop that has not turned for this long is stuck.
 const STUCK: Duration = Duration::from_secs(10);
+/// Between two looks for whoever waits for readiness.
+const AGAIN: Duration = Duration::from_millis(10);
 
 const NOT_SYNCED: &str = "the pod source has not told everything yet";
 const NOT_CONNECTED: &str = "the executor is not connected";
@@ -24,6 +26,7 @@ pub struct Health {
     zds: Zds,
     synced: Arc<AtomicBool>,
     listening: Arc<AtomicBool>,
+    was_ready: Arc<AtomicBool>,
     installer: Arc<Mutex<Option<InstallerReport>>>,
     require_ztunnel: bool,
 }
@@ -37,6 +40,7 @@ impl Health {
             zds,
             synced: Arc::default(),
             listening: Arc::default(),
+            was_ready: Arc::default(),
             installer: Arc::default(),
             require_ztunnel,
         }
@@ -92,6 +96,18 @@ impl Health {
     pub fn stuck(&self) -> Option<String> {
         let age = self.beat.age();
         (age > STUCK).then(|| format!("the reconcile loop has not turned for {} s", age.as_secs()))
+    }
+
+    /// Everything that is missing; empty: ready. Right after the start there is time until `deadline` for that: the kubelet
+    /// would ask again only after a whole period.
+    pub async fn not_ready_by(&self, deadline: Instant) -> Vec<String> {
+        let mut reasons = self.not_ready_because();
+        while !reasons.is_empty() && !self.was_ready.load(Ordering::Relaxed) && Instant::now() < deadline {
+            tokio::time::sleep(AGAIN).await;
+            reasons = self.not_ready_because();
+        }
+        self.was_ready.fetch_or(reasons.is_empty(), Ordering::Relaxed);
+        reasons
     }
 
     /// Everything that is missing; empty: ready.

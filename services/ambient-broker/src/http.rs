@@ -3,7 +3,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -23,6 +23,8 @@ use crate::zds::Zds;
 const HEAD: Duration = Duration::from_secs(5);
 /// The executor's figures are left out if it does not tell them within this time.
 const EXECUTOR: Duration = Duration::from_secs(1);
+/// The longest that `/readyz` is asked to wait.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// Longest head of a request in bytes.
 const MAX_HEAD: usize = 8 * 1024;
 
@@ -86,6 +88,8 @@ pub(crate) struct Monitoring {
     pub(crate) zds: Zds,
     pub(crate) registry: Registry,
     pub(crate) executor: crate::executor::Executor,
+    /// The process is to end: nobody is kept waiting.
+    pub(crate) stop: CancellationToken,
 }
 
 impl Handler for Monitoring {
@@ -109,10 +113,41 @@ impl Handler for Monitoring {
                 }
             }
             "/healthz" => verdict(self.health.stuck().as_slice()),
-            "/readyz" => verdict(&self.health.not_ready_because()),
+            "/readyz" => match patience(request.uri().query()) {
+                Ok(patience) => verdict(&self.not_ready_within(patience).await),
+                Err(why) => reply(StatusCode::BAD_REQUEST, TEXT, why + "\n"),
+            },
             _ => reply(StatusCode::NOT_FOUND, TEXT, "/metrics, /healthz, /readyz\n"),
         }
     }
+}
+
+impl Monitoring {
+    /// What is missing for readiness; right after the start not before `patience` has passed or the process is to end.
+    async fn not_ready_within(&self, patience: Duration) -> Vec<String> {
+        tokio::select! {
+            reasons = self.health.not_ready_by(Instant::now() + patience) => reasons,
+            () = self.stop.cancelled() => self.health.not_ready_because(),
+        }
+    }
+}
+
+/// How long `/readyz` may wait, from its query.
+fn patience(query: Option<&str>) -> Result<Duration, String> {
+    let Some(query) = query else {
+        return Ok(Duration::ZERO);
+    };
+    query
+        .strip_prefix("wait=")
+        .and_then(|seconds| seconds.parse().ok())
+        .map(Duration::from_secs)
+        .filter(|patience| *patience <= LONGEST_WAIT)
+        .ok_or_else(|| {
+            format!(
+                "/readyz?{query}: only wait=SECONDS is allowed, from 0 to {}",
+                LONGEST_WAIT.as_secs()
+            )
+        })
 }
 
 fn verdict(reasons: &[String]) -> Reply {

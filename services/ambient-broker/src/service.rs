@@ -127,7 +127,7 @@ pub async fn run(
         metrics: Arc::new(Metrics::default()),
         beat,
     };
-    let servers = servers(&parts, &events, &queries, &health);
+    let servers = servers(&parts, &events, &queries, &health, &stop);
     let handoffs = handoff::tell(parts.registry.clone(), executor.clone(), stop.clone());
     let feeding = Feed {
         source,
@@ -197,6 +197,7 @@ fn servers(
     events: &mpsc::UnboundedSender<Event>,
     queries: &mpsc::Sender<Query>,
     health: &Health,
+    stop: &CancellationToken,
 ) -> Servers {
     Servers {
         monitoring: Monitoring {
@@ -205,6 +206,7 @@ fn servers(
             zds: parts.zds.clone(),
             registry: parts.registry.clone(),
             executor: parts.executor.clone(),
+            stop: stop.clone(),
         },
         compatibility: Compatibility {
             executor: parts.executor.clone(),

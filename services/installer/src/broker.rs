@@ -2,20 +2,21 @@
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sluice_proto::broker::{self, BrokerError};
 use sluice_proto::pb::node::node_lifecycle_client::NodeLifecycleClient;
 use sluice_proto::pb::node::{InstallerReport, Lifecycle, NodeState, WatchRequest};
 use sluice_proto::transport::grpc::{UdsChannel, origin};
+use sluice_runtime::redial::Redial;
 use sluice_runtime::telemetry::chain;
 use tokio::sync::watch;
 use tonic::Code;
 
 use crate::kubeconfig::Credentials;
 
-/// Pauses between attempts double between these.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+/// The longest pause between attempts.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Connecting and reporting take at most this long.
 const ANSWER: Duration = Duration::from_secs(5);
 
@@ -80,10 +81,14 @@ impl View {
         }
     }
 
-    fn lose(&mut self, error: &BrokerError) {
+    /// True if that is news.
+    fn lose(&mut self, error: &BrokerError) -> bool {
+        let why_not = chain(error);
+        let news = self.connected || self.can_serve || self.why_not != why_not;
         self.connected = false;
         self.can_serve = false;
-        self.why_not = chain(error);
+        self.why_not = why_not;
+        news
     }
 }
 
@@ -93,17 +98,16 @@ pub(crate) async fn follow(
     view: watch::Sender<View>,
     mut reports: watch::Receiver<InstallerReport>,
 ) {
-    let mut pause = BACKOFF.0;
+    let mut redial = Redial::new(LONGEST_PAUSE);
     loop {
         let heard = follow_one(&path, &view, &mut reports).await;
         let (progress, error) = heard;
         if progress {
-            pause = BACKOFF.0;
+            redial.reset();
         }
         tracing::debug!(error = chain(&error), "lost the broker");
-        view.send_modify(|view| view.lose(&error));
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(BACKOFF.1);
+        view.send_if_modified(|view| view.lose(&error));
+        tokio::time::sleep(redial.failed(Instant::now())).await;
     }
 }
 

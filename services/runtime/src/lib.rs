@@ -1,5 +1,5 @@
 //! What every Sluice service needs to run, and nothing of what it does: a process 1, telemetry, limits, privileges,
-//! seccomp, shutdown.
+//! seccomp, shutdown, pauses between attempts to reach each other.
 //!
 //! Start-up order of a service (capabilities and seccomp are per thread, so all of it happens in a synchronous
 //! `main` before a second thread exists): parse and validate configuration; [`telemetry::init`]; [`init::run`];
@@ -10,6 +10,7 @@
 pub mod init;
 pub mod limits;
 pub mod privileges;
+pub mod redial;
 pub mod seccomp;
 pub mod shutdown;
 pub mod telemetry;

@@ -8,6 +8,7 @@ use sluice_proto::pb::executor::{WatchRequest, sandbox_event};
 use sluice_proto::transport::descriptors::TransportError;
 use sluice_proto::transport::dial::DialError;
 use sluice_proto::transport::grpc::{UdsChannel, origin};
+use sluice_runtime::redial::Redial;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -17,8 +18,8 @@ use crate::reconcile::{COMPONENT, Event};
 
 /// The executor sends a heartbeat every 5 s; without any event for this long the session is given up.
 const SILENCE: Duration = Duration::from_secs(12);
-/// Pauses between attempts to connect.
-const RECONNECT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// The longest pause between attempts to connect.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Why a session ended.
 #[derive(Debug, thiserror::Error)]
@@ -38,23 +39,25 @@ enum SessionError {
 impl Executor {
     /// Keeps a session open and reports what it tells, until `stop` is cancelled.
     pub async fn watch(self, events: mpsc::UnboundedSender<Event>, stop: CancellationToken) {
-        let mut pause = RECONNECT.0;
+        let mut redial = Redial::new(LONGEST_PAUSE);
         let mut told = false;
         loop {
             let ended = tokio::select! {
                 () = stop.cancelled() => return,
                 ended = self.session(&events) => ended,
             };
-            let listed = {
+            let (was_there, listed) = {
                 let mut link = self.link();
-                link.session = None;
-                std::mem::take(&mut link.listed)
+                (link.session.take().is_some(), std::mem::take(&mut link.listed))
             };
             if listed {
-                pause = RECONNECT.0;
+                redial.reset();
                 told = false;
             }
-            let _ = events.send(Event::ExecutorDisconnected);
+            // Not at each of many attempts: every pod is looked at then.
+            if was_there {
+                let _ = events.send(Event::ExecutorDisconnected);
+            }
             let error = sluice_runtime::telemetry::chain(&ended);
             if told {
                 tracing::debug!(error, "executor not connected");
@@ -64,9 +67,8 @@ impl Executor {
             }
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(pause) => {}
+                () = tokio::time::sleep(redial.failed(Instant::now())) => {}
             }
-            pause = (pause * 2).min(RECONNECT.1);
         }
     }
 

@@ -1,12 +1,19 @@
 //! What is served over HTTP: health, metrics, and `/cmdadd` for Istio's plugin.
 
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use sluice_proto::pb::executor::Feature;
 use sluice_proto::pb::workload::PodState;
 use sluice_proto::pb::zds::workload_request::Payload;
+use tokio::time::timeout;
 
 use crate::harness::{Node, SOON, eventually, reference};
+
+/// An answer that is not there after this is being waited for.
+const MOMENT: Duration = Duration::from_millis(200);
+/// What does not wait is through long before what waits.
+const AT_ONCE: Duration = Duration::from_secs(5);
 
 #[tokio::test]
 async fn health_and_metrics_are_served_on_a_unix_socket() {
@@ -45,6 +52,72 @@ async fn health_and_metrics_are_served_on_a_unix_socket() {
         assert!(metrics.contains(line), "{line} is missing in:\n{metrics}");
     }
     assert_eq!(node.get("/else").await.0, 404);
+}
+
+#[tokio::test]
+async fn readiness_can_be_waited_for_at_the_start_but_not_afterwards() {
+    let mut node = Node::new();
+    node.require_ztunnel = true;
+    node.executor.serve(&node.run);
+    node.start_broker();
+    eventually(|| node.run.http_socket().exists().then_some(())).await;
+    let (status, body) = node.get("/readyz?wait=0").await;
+    assert_eq!(status, 503, "{body}");
+
+    let mut waiting = pin!(node.get("/readyz?wait=10"));
+    assert!(timeout(MOMENT, &mut waiting).await.is_err(), "it does not wait");
+    let ztunnel = node.ztunnel().await;
+    let (status, body) = waiting.await;
+    assert_eq!(status, 200, "{body}");
+
+    drop(ztunnel);
+    let lost = Instant::now();
+    loop {
+        let asked = Instant::now();
+        let (status, _) = node.get("/readyz?wait=10").await;
+        assert!(asked.elapsed() < AT_ONCE, "it waits although it had been ready");
+        if status == 503 {
+            break;
+        }
+        assert!(lost.elapsed() < SOON, "ready without a proxy");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_waited_for_is_told() {
+    let mut node = Node::new();
+    node.start_broker();
+    eventually(|| node.run.http_socket().exists().then_some(())).await;
+    for query in [
+        "wait=11",
+        "wait=-1",
+        "wait=1s",
+        "wait=",
+        "when=1",
+        "",
+        "wait=1&wait=2",
+    ] {
+        let (status, body) = node.get(&format!("/readyz?{query}")).await;
+        assert_eq!(status, 400, "{query}");
+        assert_eq!(
+            body,
+            format!("/readyz?{query}: only wait=SECONDS is allowed, from 0 to 10\n")
+        );
+    }
+}
+
+#[tokio::test]
+async fn whoever_waits_for_readiness_does_not_hold_up_the_end() {
+    let mut node = Node::new();
+    node.start_broker();
+    eventually(|| node.run.http_socket().exists().then_some(())).await;
+    let mut waiting = pin!(node.get("/readyz?wait=10"));
+    assert!(timeout(MOMENT, &mut waiting).await.is_err(), "it does not wait");
+    let asked = Instant::now();
+    node.stop.cancel();
+    let (status, body) = waiting.await;
+    assert_eq!(status, 503, "{body}");
+    assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
 }
 
 #[tokio::test]

@@ -172,7 +172,7 @@ fn new_credentials_reach_the_plugin_and_lost_ones_come_back() {
     let broker = node.broker();
     let _installer = node.start_ready();
     let has = |token: &str| fs::read_to_string(node.run.kubeconfig()).is_ok_and(|text| text.contains(token));
-    for number in 0..20 {
+    for number in 0..100 {
         let token = format!("eyJhbGciOiJSUzI1NiJ9.token-{number}.signature");
         broker.say(|state| state.credentials = Some(credentials(&token)));
         wait_for("the new token", Duration::from_secs(2), || {
@@ -181,7 +181,7 @@ fn new_credentials_reach_the_plugin_and_lost_ones_come_back() {
     }
     fs::remove_file(node.run.kubeconfig()).unwrap();
     wait_for("the kubeconfig is back", Duration::from_secs(2), || {
-        has("token-19").then_some(())
+        has("token-99").then_some(())
     });
     // The broker may lack a token for a while; the one on disk is still good.
     broker.say(|state| state.credentials = None);

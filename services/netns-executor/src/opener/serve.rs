@@ -12,6 +12,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, soc
 use nix::sys::time::TimeSpec;
 use sluice_proto::opener::{OpenerReply, OpenerRequest, REQUEST_LEN};
 use sluice_proto::transport::descriptors::{Received, TransportError, receive, send};
+use sluice_runtime::redial::Redial;
 use sluice_runtime::telemetry::chain;
 
 use super::enter::{self, Opened};
@@ -19,11 +20,9 @@ use super::keyhole::{Keyhole, KeyholeError};
 use super::path::{self, Allowed};
 use super::scan::{self, Scan};
 
-/// Short, because every ADD of a mesh pod waits for the host's namespace, and a restarted executor for all others.
-const FIRST_DELAY: Duration = Duration::from_millis(5);
-/// So long an executor that restarts is expected back.
-const RESTART: Duration = Duration::from_secs(1);
-const LONGEST_DELAY: Duration = Duration::from_millis(250);
+/// The longest pause between attempts: every ADD of a mesh pod waits for the host's namespace, and a restarted executor for
+/// all others.
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// Requests come in bursts; after this long without one the next may be far away.
 const IDLE: Duration = Duration::from_millis(100);
 
@@ -129,7 +128,7 @@ impl Opener {
 
     /// Serves until a signal asks to stop; dials again whenever there is no connection, after a while ever more slowly.
     pub fn run(&mut self) -> Result<(), OpenerError> {
-        let (mut alone, mut delay, mut told) = (Instant::now(), FIRST_DELAY, false);
+        let (mut redial, mut told) = (Redial::new(LONGEST_PAUSE), false);
         loop {
             match dial(&self.options.socket) {
                 Ok(connection) => {
@@ -137,7 +136,8 @@ impl Opener {
                     if self.serve(&connection)? {
                         return Ok(());
                     }
-                    (alone, delay, told) = (Instant::now(), FIRST_DELAY, false);
+                    redial.reset();
+                    told = false;
                 }
                 Err(errno) if !told => {
                     told = true;
@@ -145,11 +145,9 @@ impl Opener {
                 }
                 Err(_) => {}
             }
-            if matches!(self.wait(None, Some(delay))?, Wake::Terminate) {
+            let pause = redial.failed(Instant::now());
+            if matches!(self.wait(None, Some(pause))?, Wake::Terminate) {
                 return Ok(());
-            }
-            if alone.elapsed() > RESTART {
-                delay = LONGEST_DELAY.min(delay * 2);
             }
         }
     }
