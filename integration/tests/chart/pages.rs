@@ -29,9 +29,12 @@ fn the_table_of_containers_is_what_is_rendered() {
     let page = std::fs::read_to_string(chart().join("README.md")).unwrap();
     let release = Release::render(&[]);
     let rows = table(&page, "Container");
+    let name = |row: &[String]| row[0].split(' ').next().unwrap().to_owned();
+    let named: BTreeSet<String> = rows.iter().map(|row| name(row)).collect();
+    assert_eq!(named, CONTAINERS.map(|(name, ..)| name.to_owned()).into());
     assert_eq!(rows.len(), CONTAINERS.len());
     for row in rows {
-        let name = row[0].split(' ').next().unwrap();
+        let name = &name(&row);
         let container = release.container(name);
         let context = &container["securityContext"];
         assert_eq!(row[1], context["runAsUser"].to_string(), "{name}");
@@ -111,6 +114,7 @@ fn the_notes_name_what_is_there() {
         pairs.map(|pair| pair[1]).collect::<Vec<_>>()
     };
     assert!(after("-n").len() > 3 && after("-n").iter().all(|name| *name == NAMESPACE));
+    assert!(!after("-c").is_empty());
     for name in after("-c") {
         release.container(name);
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sluice_proto::pb::node::InstallerReport;
 
@@ -13,7 +13,7 @@ use crate::zds::{Phase, Zds};
 /// A loop that has not turned for this long is stuck.
 const STUCK: Duration = Duration::from_secs(10);
 /// Between two looks for whoever waits for readiness.
-const AGAIN: Duration = Duration::from_millis(10);
+const AGAIN: Duration = Duration::from_millis(5);
 
 const NOT_SYNCED: &str = "the pod source has not told everything yet";
 const NOT_CONNECTED: &str = "the executor is not connected";
@@ -98,16 +98,18 @@ impl Health {
         (age > STUCK).then(|| format!("the reconcile loop has not turned for {} s", age.as_secs()))
     }
 
-    /// Everything that is missing; empty: ready. Right after the start there is time until `deadline` for that: the kubelet
-    /// would ask again only after a whole period.
-    pub async fn not_ready_by(&self, deadline: Instant) -> Vec<String> {
-        let mut reasons = self.not_ready_because();
-        while !reasons.is_empty() && !self.was_ready.load(Ordering::Relaxed) && Instant::now() < deadline {
+    /// Returns once nothing has been missing for the first time in this life.
+    pub async fn first_ready(&self) {
+        while !self.was_ready.load(Ordering::Relaxed) && !self.not_ready_because().is_empty() {
             tokio::time::sleep(AGAIN).await;
-            reasons = self.not_ready_because();
         }
-        self.was_ready.fetch_or(reasons.is_empty(), Ordering::Relaxed);
-        reasons
+        self.was_ready.store(true, Ordering::Relaxed);
+    }
+
+    /// Everything that is missing; empty: ready. Only a process that has never been ready is given `patience` for that.
+    pub async fn not_ready_within(&self, patience: Duration) -> Vec<String> {
+        let _ = tokio::time::timeout(patience, self.first_ready()).await;
+        self.not_ready_because()
     }
 
     /// Everything that is missing; empty: ready.

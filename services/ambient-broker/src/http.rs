@@ -3,7 +3,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -123,10 +123,10 @@ impl Handler for Monitoring {
 }
 
 impl Monitoring {
-    /// What is missing for readiness; right after the start not before `patience` has passed or the process is to end.
+    /// What is missing for readiness. Whoever waits for it does not hold up the end of the process.
     async fn not_ready_within(&self, patience: Duration) -> Vec<String> {
         tokio::select! {
-            reasons = self.health.not_ready_by(Instant::now() + patience) => reasons,
+            reasons = self.health.not_ready_within(patience) => reasons,
             () = self.stop.cancelled() => self.health.not_ready_because(),
         }
     }

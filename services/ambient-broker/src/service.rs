@@ -184,9 +184,7 @@ pub async fn run(
 async fn time_until_ready(health: Health, metrics: Arc<Metrics>, stop: CancellationToken) {
     let started = tokio::time::Instant::now();
     let ready = async {
-        while !health.not_ready_because().is_empty() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        health.first_ready().await;
         metrics.ready(started.elapsed());
     };
     tokio::select! { () = ready => {}, () = stop.cancelled() => {} }
