@@ -36,6 +36,8 @@ pub const NETWORK: &str = "podnet";
 pub struct MeshOptions {
     /// Further arguments of the executor.
     pub executor: Vec<String>,
+    /// Further arguments of the opener.
+    pub opener: Vec<String>,
     /// Further arguments of the broker.
     pub broker: Vec<String>,
     /// Further arguments of the stand-in.
@@ -83,7 +85,7 @@ impl Mesh {
         let manifests = Manifests::create(node.dir().join("manifests"))?;
         let executor = executor(&node, &options)?.start()?;
         let opener = (!options.without_opener)
-            .then(|| opener(&node)?.start())
+            .then(|| opener(&node, &options)?.start())
             .transpose()?;
         let broker = broker(&node, &manifests, &options)?.start()?;
         let mut mesh = Self {
@@ -258,7 +260,7 @@ fn executor(node: &Node, options: &MeshOptions) -> anyhow::Result<Spawn> {
         .log(node.dir().join("netns-executor.log")))
 }
 
-fn opener(node: &Node) -> anyhow::Result<Spawn> {
+fn opener(node: &Node, options: &MeshOptions) -> anyhow::Result<Spawn> {
     Ok(Spawn::binary("netns-opener")?
         .arg("--run-dir")
         .arg(node.run_dir().root())
@@ -266,6 +268,7 @@ fn opener(node: &Node) -> anyhow::Result<Spawn> {
         .arg(node.netns_path())
         .arg("--netns-dir")
         .arg(node.netns_dir())
+        .args(&options.opener)
         .place(node.place_with(&Netns::new()?))
         .identity(Identity::root_with(&[
             Capability::CAP_SYS_ADMIN,

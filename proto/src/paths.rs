@@ -85,6 +85,22 @@ impl RunDir {
     pub fn zds_socket(&self) -> PathBuf {
         self.0.join("ztunnel/ztunnel.sock")
     }
+    /// What the serving executor locks: a directory that no other service has mounted. The same for the next three.
+    pub fn executor_lease(&self) -> PathBuf {
+        self.0.join("cni")
+    }
+    /// What the serving opener locks. The executor, which can do what the opener cannot, has it mounted as well.
+    pub fn opener_lease(&self) -> PathBuf {
+        self.0.join("opener")
+    }
+    /// What the serving broker locks.
+    pub fn broker_lease(&self) -> PathBuf {
+        self.0.join("broker")
+    }
+    /// What the serving installer locks.
+    pub fn installer_lease(&self) -> PathBuf {
+        self.0.join("plugin")
+    }
     /// `/cmdadd` as an installed istio-cni plugin calls it.
     pub fn compatibility_socket(&self) -> PathBuf {
         self.0.join("istio-cni/pluginevent.sock")

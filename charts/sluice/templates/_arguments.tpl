@@ -18,18 +18,20 @@
   "--run-dir" (include "sluice.runDir" .)
   "--broker-uid" (include "sluice.brokerUid" .)
   "--broker-gid" (include "sluice.brokerUid" .)
+  "--stand-by"
   "--linger-seconds" (include "sluice.lastSeconds" .)
   "--drift-interval-ms" (.Values.executor.driftIntervalMs | toString)
   "--full-drift-interval-ms" (.Values.executor.fullDriftIntervalMs | toString)
   "--probe-ipv4" $selection.probeIpv4
   "--probe-ipv6" $selection.probeIpv6 -}}
+{{- if .Values.spares -}}{{- $args = concat $args (list "--pod-lease" "/var/lib/lease") -}}{{- end -}}
 {{- if not $selection.ipv6 -}}{{- $args = append $args "--no-ipv6" -}}{{- end -}}
 {{- if eq .Values.profile "enrolOnAdd" -}}{{- $args = append $args "--no-opener" -}}{{- end -}}
 {{- toJson $args -}}
 {{- end -}}
 
 {{- define "sluice.openerArgs" -}}
-{{- $args := list "--run-dir" (include "sluice.runDir" .) "--host-proc" "/host/proc" -}}
+{{- $args := list "--run-dir" (include "sluice.runDir" .) "--stand-by" "--host-proc" "/host/proc" -}}
 {{- range include "sluice.netnsPaths" . | fromJsonArray -}}
 {{- $args = concat $args (list "--netns-dir" .) -}}
 {{- end -}}
@@ -39,6 +41,7 @@
 {{- define "sluice.brokerArgs" -}}
 {{- $args := list
   "--kubernetes"
+  "--stand-by"
   "--run-dir" (include "sluice.runDir" .)
   "--selection" "/etc/sluice/selection.yaml"
   "--listen" (printf "%s:%v" .Values.broker.address .Values.broker.port)
@@ -47,6 +50,7 @@
   "--zds-window" (.Values.ztunnel.window | toString)
   "--drain-seconds" (.Values.broker.drainSeconds | toString)
   "--workload-uids" (printf "0,%s" (include "sluice.brokerUid" .)) -}}
+{{- if .Values.spares -}}{{- $args = concat $args (list "--pod-lease" "/var/lib/lease") -}}{{- end -}}
 {{- if .Values.ztunnel.required -}}{{- $args = append $args "--require-ztunnel" -}}{{- end -}}
 {{- if .Values.takeover.istioCni -}}{{- $args = append $args "--istio-cni" -}}{{- end -}}
 {{- toJson $args -}}
@@ -56,6 +60,7 @@
 {{- $platform := include "sluice.platform" . | fromYaml -}}
 {{- $cni := .Values.cni -}}
 {{- $args := list "run"
+  "--stand-by"
   "--run-dir" (include "sluice.runDir" .)
   "--cni-bin-dir" (ternary $platform.binDir "/host/opt/cni/bin" (ne $cni.binMount ""))
   "--host-cni-bin-dir" $platform.binDir

@@ -63,6 +63,10 @@ netns-opener: opener
 {{- end }}
 ambient-broker: broker
 installer: installer
+{{- if .Values.spares }}
+netns-executor-spare: executor
+ambient-broker-spare: broker
+{{- end }}
 {{- end -}}
 
 {{/* dict root, name (the key in values), uid */}}

@@ -20,6 +20,11 @@
 {{- range $values.broker.capabilities -}}
 {{- fail (printf "broker.capabilities: %s: the broker reads what the API server and ztunnel send, and runs without capabilities" .) -}}
 {{- end -}}
+{{- $surge := toString $values.updateStrategy.maxSurge -}}
+{{- $unavailable := toString $values.updateStrategy.maxUnavailable -}}
+{{- if eq (eq $surge "0") (eq $unavailable "0") -}}
+{{- fail (printf "updateStrategy: maxSurge is %s and maxUnavailable %s: exactly one of them has to be 0" $surge $unavailable) -}}
+{{- end -}}
 {{- $platform := include "sluice.platform" . | fromYaml -}}
 {{- if eq (clean $platform.binDir) (clean $platform.confDir) -}}
 {{- fail (printf "cni.binDir and cni.confDir are both %s: the runtime keeps plugins and configurations apart" $platform.binDir) -}}

@@ -13,7 +13,7 @@ use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Mutex, OnceLock, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -127,7 +127,7 @@ impl Spawn {
     pub fn start(self) -> anyhow::Result<Process> {
         let child = self.launch()?;
         Ok(Process {
-            spawn: self,
+            spawn: Arc::new(self),
             child: Mutex::new(child),
         })
     }
@@ -187,7 +187,7 @@ impl Spawn {
 /// A running process; killed and reaped when dropped.
 #[derive(Debug)]
 pub struct Process {
-    spawn: Spawn,
+    spawn: Arc<Spawn>,
     child: Mutex<Child>,
 }
 
@@ -289,6 +289,20 @@ impl Process {
             rival.wait()?;
         }
         Ok(ended?)
+    }
+
+    /// Starts the same once more beside it.
+    pub fn beside(&self) -> anyhow::Result<Self> {
+        Ok(Self {
+            spawn: Arc::clone(&self.spawn),
+            child: Mutex::new(self.spawn.launch()?),
+        })
+    }
+
+    /// From now on `next` is this process; the one that was is killed if it still runs.
+    pub fn hand_over(&self, next: Self) {
+        std::mem::swap(&mut *lock(&self.child), &mut *lock(&next.child));
+        drop(next);
     }
 
     /// Starts it again after it ended.

@@ -256,7 +256,7 @@ fn the_pod_can_go_to_every_node_and_is_not_evicted() {
     let set = release.object("DaemonSet", "sluice-node");
     assert_eq!(
         set["spec"]["updateStrategy"],
-        json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}})
+        json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}})
     );
     assert_eq!(
         text(release.pod(), "/metadata/labels/istio.io~1dataplane-mode"),

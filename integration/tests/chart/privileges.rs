@@ -34,6 +34,36 @@ fn each_container_has_exactly_its_capabilities_and_user() {
 }
 
 #[test]
+fn a_spare_is_as_the_container_that_it_stands_in_for() {
+    let release = Release::render(&["spares=true"]);
+    let lease = |container: &Value| {
+        let mounts = container["volumeMounts"].as_array().into_iter().flatten();
+        let leases = mounts.filter(|mount| mount["mountPath"] == "/var/lib/lease");
+        leases.map(|mount| mount["name"].clone()).collect::<Vec<_>>()
+    };
+    for name in ["ambient-broker", "netns-executor"] {
+        let (mut first, mut spare) = (
+            release.container(name).clone(),
+            release.container(&format!("{name}-spare")).clone(),
+        );
+        assert_eq!(lease(&first).len(), 1, "{name}");
+        let args = first["args"].as_array().unwrap();
+        assert!(
+            args.ends_with(&["--pod-lease".into(), "/var/lib/lease".into()]),
+            "{name}"
+        );
+        for container in [&mut first, &mut spare] {
+            container["name"] = Value::Null;
+            // Scraped once.
+            container["ports"] = Value::Null;
+        }
+        assert_eq!(first, spare, "{name}");
+    }
+    let default = Release::render(&[]);
+    assert!(lease(default.container("ambient-broker")).is_empty());
+}
+
+#[test]
 fn no_container_can_gain_privileges_or_write_to_its_image() {
     for release in both_profiles() {
         for (name, container) in release.containers() {

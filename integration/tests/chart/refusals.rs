@@ -62,11 +62,15 @@ const REFUSED: &[(&[&str], &[&str])] = &[
         &["/executor/seccompProfile/type", "RuntimeDefault"],
     ),
     (
-        &["updateStrategy.maxSurge=1"],
-        &["/updateStrategy", "maxSurge", "not allowed"],
+        &["updateStrategy.maxSurge=0"],
+        &["updateStrategy", "maxSurge is 0", "maxUnavailable 0"],
     ),
     (
-        &["updateStrategy.maxUnavailable=0"],
+        &["updateStrategy.maxUnavailable=1"],
+        &["updateStrategy", "maxSurge is 1", "maxUnavailable 1"],
+    ),
+    (
+        &["updateStrategy.maxUnavailable=-1"],
         &["/updateStrategy/maxUnavailable"],
     ),
     (&["cni.binDir=/"], &["/cni/binDir"]),

@@ -139,6 +139,8 @@ impl<'a> Sluice<'a> {
         Ok(state
             .pointer("/info/pid")
             .and_then(Value::as_u64)
+            // Of one that has just ended it is 0.
+            .filter(|pid| *pid != 0)
             .context("no pid")?
             .to_string())
     }
@@ -160,10 +162,14 @@ impl<'a> Sluice<'a> {
         cri(self.cluster, args)
     }
 
-    /// Takes the agent away while its DaemonSet wants it on the node, by an upgrade to an image that cannot be had; waits
-    /// until none of its processes runs. Undone by [`Self::return_agent`].
+    /// Takes the agent away while its DaemonSet wants it on the node: by an upgrade to an image that cannot be had, and the end of
+    /// the pod that would stay until the new one is ready; waits until none of its processes runs. Undone by
+    /// [`Self::return_agent`].
     pub(crate) fn remove_agent(&self) -> anyhow::Result<()> {
+        let serving = self.pod()?;
         self.set_image("missing")?;
+        self.cluster
+            .kubectl(&["-n", NAMESPACE, "delete", "pod", &serving, "--wait=false"])?;
         eventually("the agent's processes are gone", PATIENCE, || {
             let label = format!("io.kubernetes.pod.namespace={NAMESPACE}");
             let running = self.cri(&["ps", "--quiet", "--state", "Running", "--label", &label])?;
@@ -176,7 +182,8 @@ impl<'a> Sluice<'a> {
         self.set_image("dev")
     }
 
-    fn set_image(&self, tag: &str) -> anyhow::Result<()> {
+    /// Gives the DaemonSet another image, without waiting.
+    pub(crate) fn set_image(&self, tag: &str) -> anyhow::Result<()> {
         let what = format!("daemonset/{DAEMON_SET}");
         let image = format!("*=localhost/sluice:{tag}");
         self.cluster

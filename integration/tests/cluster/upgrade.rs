@@ -6,6 +6,7 @@ use anyhow::{Context, ensure};
 use serde_json::{Value, json};
 
 use crate::harness::{Cluster, Mesh, Namespace, PATIENCE, eventually, on_cluster, time_factor};
+use crate::load::client_spec;
 use crate::pods::BOX;
 use crate::scenario::{DELAY_LIMIT, busy};
 use crate::sluice::{CONTAINERS, DAEMON_SET, NAMESPACE, Sluice};
@@ -89,6 +90,32 @@ fn of_our_shape(namespace: &Namespace<'_>) -> Value {
     })
 }
 
+/// The new agent never gets ready, so the old one stays.
+#[test]
+fn an_upgrade_to_an_image_that_cannot_be_had_leaves_the_old_agent_at_work() -> anyhow::Result<()> {
+    on_cluster(|cluster| {
+        let sluice = Sluice::ensure(cluster)?;
+        let serving = sluice.pod()?;
+        sluice.set_image("missing")?;
+        eventually("the new agent's image cannot be had", PATIENCE, || {
+            let pods = cluster.pods_of(NAMESPACE, DAEMON_SET)?;
+            let waits = |pod: &Value| pod.to_string().contains("\"reason\":\"ErrImage");
+            Ok(pods.iter().any(waits).then_some(()))
+        })?;
+        let namespace = Namespace::create(cluster, "bad-image", Mesh::In)?;
+        namespace.create_pod("new", &client_spec())?;
+        let pods = namespace.wait_ready(1, PATIENCE)?;
+        sluice.ztunnel.wait_held(&pods, PATIENCE)?;
+        let pods = cluster.pods_of(NAMESPACE, DAEMON_SET)?;
+        ensure!(
+            pods.iter().any(|pod| pod["metadata"]["name"] == serving.as_str()),
+            "{serving} has gone"
+        );
+        sluice.return_agent()?;
+        sluice.wait_ready()
+    })
+}
+
 #[test]
 fn killing_each_service_twice_costs_no_request_and_delays_no_pod() -> anyhow::Result<()> {
     on_cluster(|cluster| {
@@ -123,29 +150,47 @@ pub(crate) fn kill_service(cluster: &Cluster, sluice: &Sluice<'_>, init: &str) -
     })
 }
 
-/// The first time, the kubelet starts a container again at once.
+/// Each container with its spare. Opener and installer have none: no new pod waits for them.
+const KILLED: [(&str, Option<&str>); 4] = [
+    ("netns-executor", Some("netns-executor-spare")),
+    ("ambient-broker", Some("ambient-broker-spare")),
+    ("netns-opener", None),
+    ("installer", None),
+];
+
+/// The first time, the kubelet starts a container again at once, the second time after 10 s and more. The spare serves by then,
+/// and is killed as well when the first is back; once, because each second that this takes makes another pod.
 #[test]
-fn killing_a_whole_container_costs_no_request_and_delays_no_pod() -> anyhow::Result<()> {
+fn killing_each_whole_container_twice_costs_no_request_and_delays_no_pod() -> anyhow::Result<()> {
     on_cluster(|cluster| {
-        let sluice = Sluice::ensure(cluster)?;
-        for container in CONTAINERS {
-            let init = sluice.init_pid(container)?;
+        let sluice = Sluice::ensure_with(cluster, &["spares=true"])?;
+        for (container, spare) in KILLED {
             let outcome = busy(&sluice, &format!("end-{container}"), || {
                 let began = Instant::now();
-                cluster.node(&["kill", "-KILL", &init])?;
-                eventually("the container runs again", PATIENCE, || {
-                    Ok(sluice
-                        .init_pid(container)
-                        .ok()
-                        .filter(|now| *now != init)
-                        .map(drop))
-                })?;
+                for container in [Some(container), Some(container), spare].into_iter().flatten() {
+                    end_container(cluster, &sluice, container)?;
+                }
                 sluice.wait_recovered(PATIENCE)?;
                 Ok(began)
             })?;
-            outcome.print(&format!("kill -9 of {container}, once"));
+            outcome.print(&format!(
+                "kill -9 of {container}, twice, and of its spare, if it has one"
+            ));
             outcome.assert_no_pod_delayed(DELAY_LIMIT)?;
         }
         Ok(())
+    })
+}
+
+/// Kills a container as a whole, by its process 1, and waits until it runs again.
+fn end_container(cluster: &Cluster, sluice: &Sluice<'_>, container: &str) -> anyhow::Result<()> {
+    let init = sluice.init_pid(container)?;
+    cluster.node(&["kill", "-KILL", &init])?;
+    eventually("the container runs again", PATIENCE, || {
+        Ok(sluice
+            .init_pid(container)
+            .ok()
+            .filter(|now| *now != init)
+            .map(drop))
     })
 }

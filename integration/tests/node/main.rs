@@ -38,6 +38,7 @@ mod rules;
 mod rules_icmp;
 mod rules_pods;
 mod stand_alone;
+mod standby;
 mod without_opener;
 mod zds;
 mod zds_misbehaviour;

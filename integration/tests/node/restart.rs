@@ -72,8 +72,13 @@ impl DnsLoad {
 
 /// Restarts what `restart` names, so many times under load, and asserts that nobody noticed.
 fn survives(times: usize, restart: impl Fn(&Mesh)) {
+    survives_with(MeshOptions::default(), times, restart);
+}
+
+/// As [`survives`], on a node with options.
+pub(crate) fn survives_with(options: MeshOptions, times: usize, restart: impl Fn(&Mesh)) {
     let _turn = turn();
-    let scene = Scene::start().unwrap();
+    let scene = Scene::start_with(options).unwrap();
     let dir = scene.mesh.node().dir();
     let monitors =
         [&scene.client, &scene.server].map(|pod| RuleMonitor::start(pod.netns(), dir, pod.name()).unwrap());
@@ -126,7 +131,7 @@ fn killing_the_opener_fails_no_request_and_changes_no_rule() {
 }
 
 /// Asks a process to end, as a rollout does; it must be done before a runtime would lose patience.
-fn ends(process: &Process) {
+pub(crate) fn ends(process: &Process) {
     let status = process.terminate(Duration::from_secs(10)).unwrap();
     assert!(status.success(), "{}: {status}", process.name());
 }

@@ -48,6 +48,11 @@ impl Peer {
             pid: credentials.pid(),
         })
     }
+
+    /// Whether it lives in a PID namespace that we do not see: to a process in a container, a process of another one.
+    pub fn is_elsewhere(self) -> bool {
+        self.pid == 0
+    }
 }
 
 impl PeerPolicy {
@@ -113,7 +118,7 @@ fn occupied(path: &Path) -> Option<Occupied> {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).ok()?;
         match rustix::net::connect(&socket, &address) {
             Ok(()) => {
-                let owner = Peer::of(&socket).ok().filter(|owner| owner.pid > 0);
+                let owner = Peer::of(&socket).ok().filter(|owner| !owner.is_elsewhere());
                 return Some(owner.map_or(Occupied::Unseen, Occupied::By));
             }
             // A socket of another type.

@@ -81,6 +81,14 @@ pub struct Args {
     /// Mode of that socket, octal. The plugin runs as root, so nobody else needs it.
     #[arg(long, env = "SLUICE_ISTIO_CNI_MODE", value_parser = octal, default_value = "0600")]
     pub istio_cni_mode: u32,
+    /// If another broker serves this node, wait for its end, as an upgrade does that starts the new agent before the old one
+    /// ends. Otherwise that is an error.
+    #[arg(long, env = "SLUICE_STAND_BY")]
+    pub stand_by: bool,
+    /// A directory of our own pod that is locked before anything else: of two containers that are given the same one, one waits
+    /// for the end of the other, and then does its work.
+    #[arg(long, env = "SLUICE_POD_LEASE")]
+    pub pod_lease: Option<PathBuf>,
     /// uids that may ask for workload state.
     #[arg(
         long,

@@ -15,7 +15,7 @@ const STUCK: Duration = Duration::from_secs(10);
 /// Between two looks for whoever waits for readiness.
 const AGAIN: Duration = Duration::from_millis(5);
 
-const NOT_SYNCED: &str = "the pod source has not told everything yet";
+pub(crate) const NOT_SYNCED: &str = "the pod source has not told everything yet";
 const NOT_CONNECTED: &str = "the executor is not connected";
 
 /// Liveness and readiness. Clones share them.
@@ -100,9 +100,7 @@ impl Health {
 
     /// Returns once nothing has been missing for the first time in this life.
     pub async fn first_ready(&self) {
-        while !self.was_ready.load(Ordering::Relaxed) && !self.not_ready_because().is_empty() {
-            tokio::time::sleep(AGAIN).await;
-        }
+        wait_until(|| self.was_ready.load(Ordering::Relaxed) || self.not_ready_because().is_empty()).await;
         self.was_ready.store(true, Ordering::Relaxed);
     }
 
@@ -160,6 +158,13 @@ impl Health {
             }
         }
         reasons
+    }
+}
+
+/// Waits until `done`, for as long as it takes.
+pub(crate) async fn wait_until(done: impl Fn() -> bool) {
+    while !done() {
+        tokio::time::sleep(AGAIN).await;
     }
 }
 

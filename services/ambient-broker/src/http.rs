@@ -133,7 +133,7 @@ impl Monitoring {
 }
 
 /// How long `/readyz` may wait, from its query.
-fn patience(query: Option<&str>) -> Result<Duration, String> {
+pub(crate) fn patience(query: Option<&str>) -> Result<Duration, String> {
     let Some(query) = query else {
         return Ok(Duration::ZERO);
     };
@@ -150,7 +150,7 @@ fn patience(query: Option<&str>) -> Result<Duration, String> {
         })
 }
 
-fn verdict(reasons: &[String]) -> Reply {
+pub(crate) fn verdict(reasons: &[String]) -> Reply {
     if reasons.is_empty() {
         reply(StatusCode::OK, TEXT, "ok\n")
     } else {

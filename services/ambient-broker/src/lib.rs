@@ -17,6 +17,7 @@ pub mod registry;
 pub mod service;
 mod serving;
 pub mod source;
+pub mod standby;
 pub mod status;
 pub mod workload;
 pub mod zds;

@@ -6,7 +6,8 @@ use anyhow::Context;
 use clap::Parser;
 use sluice_ambient_broker::config::Args;
 use sluice_ambient_broker::service::run;
-use sluice_runtime::{init, limits, privileges, seccomp, shutdown, telemetry};
+use sluice_ambient_broker::standby;
+use sluice_runtime::{init, lease, limits, privileges, seccomp, shutdown, telemetry};
 
 const SECCOMP: &str = include_str!("../seccomp/ambient-broker.json");
 
@@ -42,18 +43,32 @@ fn start(args: &Args) -> anyhow::Result<()> {
     let open_files = limits::raise_open_files().context("cannot raise the open-files limit")?;
     privileges::drop_to(&[])?;
     seccomp::install(SECCOMP)?;
+    let _pod_lease = lease::of_pod(args.pod_lease.as_deref())?;
     tracing::info!(open_files, selection = config.selection.hash(), "starting");
     // One thread: every step is short, and a hand-over between threads costs more than the step.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    runtime.block_on(async {
+    let lease = runtime.block_on(async {
         if let Some(seconds) = args.retire {
-            return Ok(args.retire(seconds).await?);
+            args.retire(seconds).await?;
+            return Ok(None);
         }
         let stop = shutdown::signalled()?;
         let source = args.source().await?;
-        config.node = source.node;
-        Ok(run(config, source.pods, source.status, stop).await?)
-    })
+        let lease = if args.stand_by {
+            standby::take(&config.run, config.listen, &*source.pods, &stop).await?
+        } else {
+            Some(standby::take_now(&config.run)?)
+        };
+        if lease.is_some() {
+            config.node = source.node;
+            run(config, source.pods, source.status, stop).await?;
+        }
+        anyhow::Ok(lease)
+    })?;
+    // Nobody else serves before the last task has ended.
+    drop(runtime);
+    drop(lease);
+    Ok(())
 }

@@ -10,7 +10,7 @@ use futures_util::StreamExt;
 use sluice_proto::paths::RunDir;
 use sluice_proto::transport::kept::KeptListener;
 use sluice_proto::transport::seqpacket::SeqpacketListener;
-use sluice_proto::transport::uds::{BindError, PeerPolicy, check_free};
+use sluice_proto::transport::uds::{BindError, PeerPolicy};
 use sluice_selection::SelectionConfig;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
@@ -97,8 +97,8 @@ struct Servers {
     workloads: Workloads,
 }
 
-/// Runs the broker until `stop` is cancelled. Nothing in any pod changes when it ends: rules stay, ztunnel keeps
-/// its proxies.
+/// Runs the broker, which has the right to serve ([`crate::standby`]), until `stop` is cancelled. Nothing in any pod changes when
+/// it ends: rules stay, ztunnel keeps its proxies.
 pub async fn run(
     config: Config,
     source: Arc<dyn PodSource>,
@@ -253,20 +253,9 @@ async fn finish(tasks: &TaskTracker, end: &CancellationToken, queries: &mpsc::Se
 /// Istio's agent to us. The others are ours alone.
 async fn bind(config: &Config, zds: &Zds) -> Result<Listeners, StartError> {
     let run = &config.run;
-    for socket in [run.workload_socket(), run.http_socket(), run.node_socket()] {
-        check_free(&socket)?;
-    }
     let tcp = match config.listen {
         None => None,
-        Some(address) => Some(
-            TcpListener::bind(address)
-                .await
-                .map_err(|source| StartError::Listen {
-                    address,
-                    owner: PortOwner::of(address.port()),
-                    source,
-                })?,
-        ),
+        Some(address) => Some(listen(address).await?),
     };
     let compatibility = match config.istio_cni {
         None => None,
@@ -283,6 +272,17 @@ async fn bind(config: &Config, zds: &Zds) -> Result<Listeners, StartError> {
             Some(_) => Some(KeptListener::bind(&run.node_socket(), 0o660)?),
         },
     })
+}
+
+/// The TCP socket for metrics and probes.
+pub(crate) async fn listen(address: std::net::SocketAddr) -> Result<TcpListener, StartError> {
+    TcpListener::bind(address)
+        .await
+        .map_err(|source| StartError::Listen {
+            address,
+            owner: PortOwner::of(address.port()),
+            source,
+        })
 }
 
 struct Feed {

@@ -203,6 +203,10 @@ pub struct Flags {
     /// Look every two seconds instead of being told of changes.
     #[arg(long, global = true, env = "SLUICE_POLL")]
     pub poll: bool,
+    /// If another installer serves this node, wait for its end, as an upgrade does that starts the new agent before the old one
+    /// ends. Otherwise that is an error.
+    #[arg(long, global = true, env = "SLUICE_STAND_BY")]
+    pub stand_by: bool,
     /// The run directory need not be a tmpfs. For tests.
     #[arg(long, global = true, env = "SLUICE_ALLOW_DISK")]
     pub allow_disk: bool,

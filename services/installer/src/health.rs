@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use sluice_proto::paths::RunDir;
-use sluice_proto::transport::uds::{BindError, bind_stream, check_free};
+use sluice_proto::transport::uds::{BindError, Peer, bind_stream};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::watch;
 
@@ -46,7 +46,6 @@ pub(crate) fn serve(
     health: watch::Receiver<Health>,
 ) -> Result<impl Future<Output = ()> + use<>, BindError> {
     let socket = socket(run);
-    check_free(&socket)?;
     let listener = bind_stream(&socket, 0o600, None)?;
     Ok(async move {
         loop {
@@ -74,21 +73,35 @@ pub(crate) struct NoAnswer {
     source: std::io::Error,
 }
 
+/// Whoever serves this node.
+pub(crate) enum Answer {
+    /// The installer of this container, or on a host any.
+    Ours(Health),
+    /// The installer of another container, for whose end ours waits.
+    Theirs,
+}
+
 /// Asks the running installer.
-pub(crate) fn ask(run: &RunDir) -> Result<Health, NoAnswer> {
+pub(crate) fn ask(run: &RunDir) -> Result<Answer, NoAnswer> {
     let path = socket(run);
     read(&path).map_err(|source| NoAnswer { path, source })
 }
 
-fn read(path: &Path) -> std::io::Result<Health> {
+fn read(path: &Path) -> std::io::Result<Answer> {
     let mut stream = UnixStream::connect(path)?;
+    if Peer::of(&stream)?.is_elsewhere() {
+        return Ok(Answer::Theirs);
+    }
     stream.set_read_timeout(Some(ANSWER))?;
     let mut text = String::new();
     (&mut stream).take(64 * 1024).read_to_string(&mut text)?;
-    serde_json::from_str(&text).map_err(std::io::Error::other)
+    serde_json::from_str(&text)
+        .map(Answer::Ours)
+        .map_err(std::io::Error::other)
 }
 
-/// Tells a probe: exit status 0 if all is in place, else the reason. An installer that has just been started gets so much
+/// Tells a probe: exit status 0 if all is in place, else the reason. An installer that stands by is well: what is wrong with the
+/// one that serves may be what it is to mend. An installer that has just been started gets so much
 /// `patience` to be ready: the kubelet would ask again only after a whole period.
 pub(crate) fn check(
     run: &RunDir,
@@ -98,20 +111,25 @@ pub(crate) fn check(
 ) -> std::io::Result<bool> {
     let until = Instant::now() + patience;
     let mut answer = ask(run);
-    while answer
-        .as_ref()
-        .map_or(true, |health| health.starting && !only_alive)
-        && Instant::now() < until
-    {
+    let is_starting = |answer: &Result<Answer, NoAnswer>| match answer {
+        Ok(Answer::Ours(health)) => health.starting && !only_alive,
+        Ok(Answer::Theirs) => false,
+        Err(_) => true,
+    };
+    while is_starting(&answer) && Instant::now() < until {
         std::thread::sleep(AGAIN);
         answer = ask(run);
     }
     match answer {
-        Ok(health) if health.ready || only_alive => {
+        Ok(Answer::Theirs) => {
+            writeln!(out, "standing by")?;
+            Ok(true)
+        }
+        Ok(Answer::Ours(health)) if health.ready || only_alive => {
             writeln!(out, "{}", if health.ready { "ready" } else { "alive" })?;
             Ok(true)
         }
-        Ok(health) => {
+        Ok(Answer::Ours(health)) => {
             writeln!(out, "not ready: {}", health.problem)?;
             Ok(false)
         }

@@ -36,6 +36,8 @@ use std::time::Duration;
 use anyhow::Context;
 use config::{Cli, Command, Flags, PrepareOptions};
 use installer::Installer;
+use sluice_proto::transport::uds::check_free;
+use sluice_runtime::lease::Candidate;
 use sluice_runtime::{limits, privileges, seccomp, shutdown};
 
 /// Every system call that a running installer makes.
@@ -85,6 +87,14 @@ fn run(flags: Flags) -> anyhow::Result<()> {
     commands::warn_without_stand_in(&flags);
     privileges::drop_to(flags.capabilities())?;
     let versions = binary::probe(&flags.source_dir.join(entry::PLUGIN)).context("nothing is installed")?;
+    // All that can fail has been tried by now. Two would undo each other's work.
+    let lease = Candidate::at(&flags.run().installer_lease())?;
+    let _lease = if flags.stand_by {
+        lease.wait()?
+    } else {
+        check_free(&health::socket(&flags.run()))?;
+        lease.take_now()?
+    };
     seccomp::install(SECCOMP)?;
     tracing::info!(
         versions = versions.join(", "),

@@ -61,6 +61,14 @@ pub struct Arguments {
     /// the sandboxes.
     #[arg(long, env = "SLUICE_NO_OPENER")]
     no_opener: bool,
+    /// If another executor serves this node, wait for its end, as an upgrade does that starts the new agent before the old one
+    /// ends. Otherwise that is an error.
+    #[arg(long, env = "SLUICE_STAND_BY")]
+    stand_by: bool,
+    /// A directory of our own pod that is locked before anything else: of two containers that are given the same one, one waits
+    /// for the end of the other, and then does its work.
+    #[arg(long, env = "SLUICE_POD_LEASE")]
+    pod_lease: Option<PathBuf>,
     /// What to do; serve if nothing is named.
     #[command(subcommand)]
     pub command: Option<Command>,
@@ -86,6 +94,10 @@ pub struct Config {
     pub linger: Duration,
     /// The plugin has to hand over what an opener would.
     pub no_opener: bool,
+    /// Wait for the end of an executor that serves this node.
+    pub stand_by: bool,
+    /// What to lock before anything else.
+    pub pod_lease: Option<PathBuf>,
 }
 
 impl From<&Arguments> for Config {
@@ -124,6 +136,8 @@ impl From<&Arguments> for Config {
             run,
             linger: Duration::from_secs(arguments.linger_seconds),
             no_opener: arguments.no_opener,
+            stand_by: arguments.stand_by,
+            pod_lease: arguments.pod_lease.clone(),
         }
     }
 }

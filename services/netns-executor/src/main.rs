@@ -6,7 +6,7 @@ use anyhow::Context;
 use caps::Capability;
 use sluice_netns_executor::config::{Arguments, Command, Config};
 use sluice_netns_executor::start;
-use sluice_runtime::{init, limits, privileges, seccomp, telemetry};
+use sluice_runtime::{init, lease, limits, privileges, seccomp, telemetry};
 
 fn main() -> ExitCode {
     let arguments = Arguments::read();
@@ -29,11 +29,12 @@ fn exit_code(outcome: anyhow::Result<()>) -> ExitCode {
 }
 
 fn serve(config: Config) -> anyhow::Result<()> {
+    let _pod_lease = lease::of_pod(config.pod_lease.as_deref())?;
     limits::use_one_heap();
     let descriptors = limits::raise_open_files().context("cannot raise the open-files limit")?;
     tracing::info!(descriptors, "open-files limit");
     start::make_directories(&config)?;
-    start::check_alone(&config.run)?;
+    let _lease = start::take_lease(&config)?;
     privileges::drop_to(&[Capability::CAP_NET_ADMIN]).context("cannot drop privileges")?;
     seccomp::install_compiled(sluice_netns_executor::seccomp::EXECUTOR)
         .context("cannot install the seccomp filter")?;

@@ -12,8 +12,9 @@ use sluice_proto::pb::cni::StatusRequest;
 use sluice_proto::pb::cni::cni_service_client::CniServiceClient;
 use sluice_proto::transport::grpc::{UdsChannel, origin};
 use sluice_proto::transport::preamble;
-use sluice_proto::transport::uds::check_free;
+use sluice_proto::transport::uds::{Peer, check_free};
 use sluice_proto::wanted::Wanted;
+use sluice_runtime::lease::{Candidate, Lease};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::config::Config;
@@ -67,9 +68,16 @@ fn make_directory(directory: &Path, mode: u32, group: Option<u32>) -> std::io::R
     std::fs::set_permissions(directory, Permissions::from_mode(mode))
 }
 
-/// Fails if another executor serves here: two with one table of sandboxes would undo each other's work. Call it before
-/// the seccomp filter, under which nobody can be dialled.
-pub fn check_alone(run: &RunDir) -> anyhow::Result<()> {
+/// Makes sure that no other executor serves here: two with one table of sandboxes would undo each other's work. Waits for the
+/// end of one that does if we are to stand by. Call it before the seccomp filter, under which nobody can be dialled, and serve
+/// only while the lease is held.
+pub fn take_lease(config: &Config) -> anyhow::Result<Lease> {
+    let run = &config.run;
+    let candidate = Candidate::at(&run.executor_lease())?;
+    if config.stand_by {
+        return Ok(candidate.wait()?);
+    }
+    // Who has the place is told by the socket.
     for socket in [
         run.cni_socket(),
         run.executor_socket(),
@@ -78,7 +86,7 @@ pub fn check_alone(run: &RunDir) -> anyhow::Result<()> {
     ] {
         check_free(&socket)?;
     }
-    Ok(())
+    Ok(candidate.take_now()?)
 }
 
 fn runtime() -> anyhow::Result<Runtime> {
@@ -124,9 +132,12 @@ pub fn run(config: Config) -> anyhow::Result<()> {
     })
 }
 
-/// Asks the executor at `run` for its status.
+/// Asks the executor at `run` for its status. If that is one of another container, ours waits for its end, and is well.
 pub fn healthcheck(run: &RunDir) -> anyhow::Result<()> {
     let stream = preamble::connect(&run.cni_socket(), &[], HEALTH_DEADLINE)?;
+    if Peer::of(&stream)?.is_elsewhere() {
+        return Ok(());
+    }
     stream.set_nonblocking(true)?;
     runtime()?.block_on(async {
         let ask = async {

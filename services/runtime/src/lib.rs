@@ -1,5 +1,5 @@
 //! What every Sluice service needs to run, and nothing of what it does: a process 1, telemetry, limits, privileges,
-//! seccomp, shutdown, pauses between attempts to reach each other.
+//! seccomp, shutdown, the right to serve a node, pauses between attempts to reach each other.
 //!
 //! Start-up order of a service (capabilities and seccomp are per thread, so all of it happens in a synchronous
 //! `main` before a second thread exists): parse and validate configuration; [`telemetry::init`]; [`init::run`];
@@ -8,6 +8,7 @@
 #![warn(missing_docs)]
 
 pub mod init;
+pub mod lease;
 pub mod limits;
 pub mod privileges;
 pub mod redial;

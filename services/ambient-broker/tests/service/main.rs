@@ -16,3 +16,4 @@ mod installer;
 mod kubernetes;
 mod life;
 mod restart;
+mod standby;

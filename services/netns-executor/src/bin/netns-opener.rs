@@ -7,6 +7,7 @@ use anyhow::Context;
 use sluice_netns_executor::opener::arguments::{Arguments, HELP, Settings};
 use sluice_netns_executor::opener::{Keyhole, Opener, Options, cage, health, log};
 use sluice_proto::paths::RunDir;
+use sluice_runtime::lease::Candidate;
 use sluice_runtime::{init, limits};
 
 fn main() -> ExitCode {
@@ -39,15 +40,18 @@ fn serve(settings: Settings) -> anyhow::Result<()> {
     limits::use_one_heap();
     let open_files = limits::raise_open_files().context("cannot raise the limit of open files")?;
     let keyhole = Keyhole::start(&settings.host_proc)?;
+    let run = RunDir::new(settings.run_dir);
+    let candidate = Candidate::at(&run.opener_lease())?;
     let options = Options {
-        socket: RunDir::new(settings.run_dir).opener_socket(),
+        socket: run.opener_socket(),
         host_proc: settings.host_proc.clone(),
         host_netns: settings.host_netns,
         netns_directories: settings.netns_directories.clone(),
+        stand_by: settings.stand_by,
     };
     let mut opener = Opener::new(options, keyhole)?;
     cage::confine_opener(&settings.host_proc, &settings.netns_directories)
         .context("cannot confine the opener")?;
     tracing::info!(open_files, "netns-opener is ready and caged");
-    Ok(opener.run()?)
+    Ok(opener.run(candidate)?)
 }

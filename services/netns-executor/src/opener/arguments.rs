@@ -1,4 +1,4 @@
-//! The opener's command line: five options and one command, so that the parser of the other services, several times
+//! The opener's command line: six options and one command, so that the parser of the other services, several times
 //! as large as the rest of this program, is not needed.
 
 use std::ffi::OsString;
@@ -26,6 +26,7 @@ Options:
       --host-netns <HOST_NETNS>  The host's network namespace, if it is not that of the host's process 1
       --netns-dir <NETNS_DIR>    Directory with mounted network namespaces; may be given several times
                                  [default: /run/netns /var/run/netns /var/run/docker/netns]
+      --stand-by                 If another opener serves this node, wait for its end instead of ending
   -h, --help                     Print help
   -V, --version                  Print version
 ";
@@ -54,6 +55,8 @@ pub struct Settings {
     pub host_netns: Option<PathBuf>,
     /// Directories with mounted network namespaces.
     pub netns_directories: Vec<PathBuf>,
+    /// Wait for the end of an opener that serves this node.
+    pub stand_by: bool,
 }
 
 impl Arguments {
@@ -69,6 +72,7 @@ fn parse(mut parser: Parser, run_dir: Option<OsString>) -> Result<Arguments, lex
         host_proc: "/proc".into(),
         host_netns: None,
         netns_directories: Vec::new(),
+        stand_by: false,
     };
     let mut healthcheck = false;
     while let Some(argument) = parser.next()? {
@@ -77,6 +81,7 @@ fn parse(mut parser: Parser, run_dir: Option<OsString>) -> Result<Arguments, lex
             Arg::Long("host-proc") => settings.host_proc = parser.value()?.into(),
             Arg::Long("host-netns") => settings.host_netns = Some(parser.value()?.into()),
             Arg::Long("netns-dir") => settings.netns_directories.push(parser.value()?.into()),
+            Arg::Long("stand-by") => settings.stand_by = true,
             Arg::Short('h') | Arg::Long("help") => return Ok(Arguments::Help),
             Arg::Short('V') | Arg::Long("version") => return Ok(Arguments::Version),
             Arg::Value(command) if command == "healthcheck" && !healthcheck => healthcheck = true,
@@ -108,6 +113,7 @@ mod tests {
             host_proc: "/proc".into(),
             host_netns: None,
             netns_directories: NETNS_DIRECTORIES.iter().map(PathBuf::from).collect(),
+            stand_by: false,
         };
         assert_eq!(parsed(&[], None), Ok(Arguments::Serve(defaults.clone())));
         for (arguments, run_dir) in [(&[][..], "/env"), (&["--run-dir", "/given"], "/given")] {
@@ -127,6 +133,7 @@ mod tests {
             "/host/ns",
             "--netns-dir",
             "/a",
+            "--stand-by",
             "--netns-dir=/b",
         ];
         let Ok(Arguments::Serve(settings)) = parsed(&both, None) else {
@@ -135,6 +142,7 @@ mod tests {
         assert_eq!(settings.host_proc, PathBuf::from("/host/proc"));
         assert_eq!(settings.host_netns, Some("/host/ns".into()));
         assert_eq!(settings.netns_directories, [PathBuf::from("/a"), "/b".into()]);
+        assert!(settings.stand_by);
         assert_eq!(parsed(&["healthcheck"], None), Ok(Arguments::Healthcheck));
         assert_eq!(parsed(&["--help"], None), Ok(Arguments::Help));
         assert_eq!(parsed(&["-V"], None), Ok(Arguments::Version));

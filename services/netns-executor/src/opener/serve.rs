@@ -12,6 +12,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, soc
 use nix::sys::time::TimeSpec;
 use sluice_proto::opener::{OpenerReply, OpenerRequest, REQUEST_LEN};
 use sluice_proto::transport::descriptors::{Received, TransportError, receive, send};
+use sluice_runtime::lease::{Candidate, Lease, LeaseError, Turn};
 use sluice_runtime::redial::Redial;
 use sluice_runtime::telemetry::chain;
 
@@ -23,6 +24,8 @@ use super::scan::{self, Scan};
 /// The longest pause between attempts: every ADD of a mesh pod waits for the host's namespace, and a restarted executor for
 /// all others.
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// Between two looks whether the opener that serves this node has ended.
+const STANDING_BY: Duration = Duration::from_millis(20);
 /// Requests come in bursts; after this long without one the next may be far away.
 const IDLE: Duration = Duration::from_millis(100);
 
@@ -37,6 +40,8 @@ pub struct Options {
     pub host_netns: Option<PathBuf>,
     /// Directories whose files may be named by path.
     pub netns_directories: Vec<PathBuf>,
+    /// Wait for the end of an opener that serves this node.
+    pub stand_by: bool,
 }
 
 /// The opener cannot go on.
@@ -63,6 +68,9 @@ pub enum OpenerError {
     /// The helper process.
     #[error(transparent)]
     Keyhole(#[from] KeyholeError),
+    /// Another opener serves this node, or that cannot be known.
+    #[error(transparent)]
+    Lease(#[from] LeaseError),
 }
 
 impl OpenerError {
@@ -126,8 +134,12 @@ impl Opener {
         })
     }
 
-    /// Serves until a signal asks to stop; dials again whenever there is no connection, after a while ever more slowly.
-    pub fn run(&mut self) -> Result<(), OpenerError> {
+    /// Serves, once `candidate` has the lease, until a signal asks to stop; dials again whenever there is no connection, after a
+    /// while ever more slowly.
+    pub fn run(&mut self, candidate: Candidate) -> Result<(), OpenerError> {
+        let Some(_lease) = self.take_lease(candidate)? else {
+            return Ok(());
+        };
         let (mut redial, mut told) = (Redial::new(LONGEST_PAUSE), false);
         loop {
             match dial(&self.options.socket) {
@@ -149,6 +161,28 @@ impl Opener {
             if matches!(self.wait(None, Some(pause))?, Wake::Terminate) {
                 return Ok(());
             }
+        }
+    }
+
+    /// The lease; `None`: asked to stop. The executor listens to one opener, and two would take it from each other.
+    fn take_lease(&self, candidate: Candidate) -> Result<Option<Lease>, OpenerError> {
+        if !self.options.stand_by {
+            return Ok(Some(candidate.take_now()?));
+        }
+        let mut turn = candidate.try_take()?;
+        if let Turn::Theirs(candidate) = &turn {
+            candidate.tell_waiting();
+        }
+        loop {
+            turn = match turn {
+                Turn::Ours(lease) => return Ok(Some(lease)),
+                Turn::Theirs(candidate) => {
+                    if matches!(self.wait(None, Some(STANDING_BY))?, Wake::Terminate) {
+                        return Ok(None);
+                    }
+                    candidate.try_take()?
+                }
+            };
         }
     }
 
