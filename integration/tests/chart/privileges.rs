@@ -59,6 +59,9 @@ fn a_spare_is_as_the_container_that_it_stands_in_for() {
         }
         assert_eq!(first, spare, "{name}");
     }
+    let openshift = Release::render(&["platform=openshift", "spares=true"]);
+    let constraints = openshift.object("SecurityContextConstraints", "sluice-node");
+    assert!(texts(&constraints["volumes"]).contains(&"emptyDir"));
     let default = Release::render(&[]);
     assert!(lease(default.container("ambient-broker")).is_empty());
 }

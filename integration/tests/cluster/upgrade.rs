@@ -99,7 +99,8 @@ fn an_upgrade_to_an_image_that_cannot_be_had_leaves_the_old_agent_at_work() -> a
         sluice.set_image("missing")?;
         eventually("the new agent's image cannot be had", PATIENCE, || {
             let pods = cluster.pods_of(NAMESPACE, DAEMON_SET)?;
-            let waits = |pod: &Value| pod.to_string().contains("\"reason\":\"ErrImage");
+            // ErrImagePull or ImagePullBackOff.
+            let waits = |pod: &Value| pod["status"].to_string().contains("ImagePull");
             Ok(pods.iter().any(waits).then_some(()))
         })?;
         let namespace = Namespace::create(cluster, "bad-image", Mesh::In)?;

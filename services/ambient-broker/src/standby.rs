@@ -1,5 +1,5 @@
-//! The time before this broker serves, while another one on this node still does: it finds out whether it could, says so to
-//! the kubelet, and does nothing else. A rollout ends the old agent only when the new one says that it is ready.
+//! The time before this broker serves, while another one on this node still does: it asks the cluster what it would need, tells
+//! the kubelet whether it could serve, and touches nothing and nobody on the node. A rollout ends the old agent only when the new one says that it is ready.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -24,11 +24,23 @@ use sluice_proto::paths::RunDir;
 
 /// Exit status and error text of `netns-executor healthcheck`.
 async fn healthcheck(run_dir: &Path) -> (bool, String) {
+    healthcheck_by(&[], run_dir).await
+}
+
+/// The same, executed by another program.
+async fn healthcheck_by(by: &[&str], run_dir: &Path) -> (bool, String) {
+    let words = [by, &[env!("CARGO_BIN_EXE_netns-executor")]].concat();
+    let words: Vec<String> = words.into_iter().map(str::to_owned).collect();
     let run_dir = run_dir.to_owned();
     let output = tokio::task::spawn_blocking(move || {
         #[expect(clippy::disallowed_methods, reason = "the program under test")]
-        let mut program = std::process::Command::new(env!("CARGO_BIN_EXE_netns-executor"));
-        program.arg("--run-dir").arg(run_dir).arg("healthcheck").output()
+        let mut program = std::process::Command::new(&words[0]);
+        program
+            .args(&words[1..])
+            .arg("--run-dir")
+            .arg(run_dir)
+            .arg("healthcheck")
+            .output()
     });
     let output = output.await.unwrap().unwrap();
     let errors = String::from_utf8(output.stderr).unwrap();
@@ -96,6 +108,10 @@ async fn the_health_probe_tells_a_working_executor_from_a_failing_and_a_hanging_
     let begun = Instant::now();
     let (is_healthy, errors) = healthcheck(nobody.path()).await;
     assert!(!is_healthy && errors.contains("no answer within"), "{errors}");
+    // In another container it stands by: what the other one's executor lacks is not its own fault.
+    let another = ["unshare", "--pid", "--fork"];
+    let (is_healthy, errors) = healthcheck_by(&another, nobody.path()).await;
+    assert!(is_healthy, "{errors}");
     assert!(begun.elapsed() < Duration::from_secs(10));
 
     // Nothing of the tests is left open.

@@ -115,6 +115,22 @@ fn a_probe_of_nothing_fails_with_the_reason() {
     assert!(node.health().starts_with("not ready: "));
 }
 
+/// Of two agents on a node the one that stands by may be what is to mend the other: its pod gets ready whatever that one says.
+#[test]
+fn a_probe_in_another_container_than_the_serving_installers_finds_its_own_standing_by() {
+    let node = Node::new();
+    let asked = |args: &[&str]| {
+        let output = node.once_elsewhere("healthcheck", args);
+        (output.status.success(), stdout(&output))
+    };
+    assert!(!asked(&[]).0, "nobody serves");
+    let _installer = node.start();
+    node.wait_health("not ready: ", SOON);
+    for args in [&[][..], &["--alive"], &["--wait", "30"]] {
+        assert_eq!(asked(args), (true, "standing by\n".to_owned()), "{args:?}");
+    }
+}
+
 #[test]
 fn a_probe_waits_for_an_installer_that_starts_and_for_no_other() {
     let node = Node::new();

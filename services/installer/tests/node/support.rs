@@ -149,6 +149,19 @@ impl Node {
         installer
     }
 
+    /// Runs a command to its end in a PID namespace of its own, as in another container.
+    #[expect(clippy::disallowed_methods, reason = "the program under test, by another")]
+    pub(crate) fn once_elsewhere(&self, command: &str, args: &[&str]) -> Output {
+        let inner = self.command(command);
+        Command::new("unshare")
+            .args(["--pid", "--fork"])
+            .arg(inner.get_program())
+            .args(inner.get_args())
+            .args(args)
+            .output()
+            .unwrap()
+    }
+
     /// Runs a command to its end.
     pub(crate) fn once(&self, command: &str, args: &[&str]) -> Output {
         self.command(command).args(args).output().unwrap()
