@@ -60,6 +60,8 @@
   args: {{ include "sluice.executorArgs" $root }}
   env:
     {{- include "sluice.logLevel" (dict "root" $root "name" "executor") | nindent 4 }}
+    - name: POD_NAME
+      valueFrom: {fieldRef: {fieldPath: metadata.name}}
   securityContext:
     {{- include "sluice.securityContext" (dict "root" $root "name" "executor" "uid" 0) | nindent 4 }}
   {{- include "sluice.execProbes" (dict "binary" "netns-executor") | nindent 2 }}

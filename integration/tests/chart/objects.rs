@@ -187,6 +187,7 @@ fn what_retires_the_agent_lives_only_while_the_release_is_deleted() {
         permissions(release.object("Role", "sluice-retire")),
         [
             "get apps/daemonsets=sluice-node",
+            "list /pods",
             "patch apps/daemonsets=sluice-node"
         ]
     );

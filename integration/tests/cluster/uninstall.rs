@@ -3,12 +3,13 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use serde_json::Value;
 
 use crate::enrol::{made_by_somebody, rules_of};
-use crate::harness::{Cluster, Mesh, Namespace, PATIENCE, on_cluster};
+use crate::harness::{Cluster, Mesh, Namespace, PATIENCE, eventually, on_cluster};
 use crate::load::client_spec;
 use crate::pods::{deployment, pod, probes, server_spec};
-use crate::sluice::{NAMESPACE, Sluice, repository};
+use crate::sluice::{DAEMON_SET, NAMESPACE, Sluice, repository};
 
 /// The one file that stays until a purge, so that pods made before can still be deleted; see the chart's README. Empty directories
 /// stay, too: no container sees what they are in.
@@ -70,6 +71,58 @@ fn uninstalling_leaves_the_node_as_it_was() -> anyhow::Result<()> {
         ensure!(files.is_empty(), "{files} is left after a purge:\n{purged}");
         check_nothing_left(cluster)?;
         check_adoption(cluster, &namespace)
+    })
+}
+
+/// A part of the new agent may still stand by when it is asked to stop, or look for another one, and the old agent has been told
+/// that it stays.
+#[test]
+fn uninstalling_while_the_agent_starts_or_is_replaced_cleans_the_node_as_well() -> anyhow::Result<()> {
+    let starts = |pods: &[Value]| pods.len() == 1 && pods[0]["status"].to_string().contains("\"running\"");
+    let both = |pods: &[Value]| pods.len() == 2;
+    let one_ends = |pods: &[Value]| {
+        both(pods)
+            && pods
+                .iter()
+                .any(|pod| !pod["metadata"]["deletionTimestamp"].is_null())
+    };
+    let moments: [(&str, &dyn Fn(&[Value]) -> bool); 3] = [
+        ("one starts", &starts),
+        ("both are there", &both),
+        ("one ends", &one_ends),
+    ];
+    on_cluster(|cluster| {
+        for (number, (moment, has_come)) in moments.into_iter().enumerate() {
+            let sluice = Sluice::ensure(cluster)?;
+            let namespace = Namespace::create(cluster, &format!("replaced-{number}"), Mesh::In)?;
+            namespace.create_pod("client", &client_spec())?;
+            let pods = namespace.wait_ready(1, PATIENCE)?;
+            sluice.ztunnel.wait_held(&pods, PATIENCE)?;
+
+            if number == 0 {
+                sluice.remove_agent()?;
+                sluice.return_agent()?;
+            } else {
+                let what = format!("daemonset/{DAEMON_SET}");
+                cluster.kubectl(&["-n", NAMESPACE, "rollout", "restart", &what])?;
+            }
+            eventually(moment, PATIENCE, || {
+                Ok(has_come(&cluster.pods_of(NAMESPACE, DAEMON_SET)?).then_some(()))
+            })?;
+            sluice.uninstall()?;
+
+            let rules = rules_of(cluster, &namespace, "client")?;
+            ensure!(rules.trim().is_empty(), "{moment}: rules are left:\n{rules}");
+            let client = namespace.wait_ready(1, PATIENCE)?.remove(0);
+            ensure!(
+                client.status().is_none(),
+                "{moment}: it still says that it is redirected"
+            );
+            let files =
+                cluster.node_sh("find /run/sluice ! -type d; cat /etc/cni/net.d/*; nft list ruleset")?;
+            ensure!(!files.contains("sluice"), "{moment}: something is left:\n{files}");
+        }
+        Ok(())
     })
 }
 

@@ -16,6 +16,8 @@ const ROLLOUT_LIMIT: Duration = Duration::from_secs(5);
 /// On a node that takes longer than [`ROLLOUT_LIMIT`] for any pod like ours: how many times as long as such a pod. Ours has more to
 /// take down and to find.
 const ROLLOUT_RATIO: f64 = 1.25;
+/// The longest of them: less than a service of the old agent may wait for another one at its end.
+const LONGEST_ROLLOUT: Duration = Duration::from_secs(15);
 /// Rollouts, and as many of such a pod: how long one takes depends on when the kubelet looks, which it does once a second.
 const ROLLOUTS: usize = 3;
 
@@ -46,6 +48,11 @@ fn a_rolling_upgrade_costs_no_request_and_delays_no_pod() -> anyhow::Result<()> 
         outcome.print("rolling upgrades");
         println!("each: {rollouts:.1?}; of a pod of the same shape that does nothing: {floors:.1?}");
         let limit = ROLLOUT_LIMIT.max(median(floors).mul_f64(ROLLOUT_RATIO));
+        let longest = rollouts.iter().max().context("no rollout")?;
+        ensure!(
+            *longest <= LONGEST_ROLLOUT * time_factor(),
+            "a rollout took {longest:?}, longer than {LONGEST_ROLLOUT:?}"
+        );
         let rollout = median(rollouts);
         ensure!(
             rollout <= limit * time_factor(),

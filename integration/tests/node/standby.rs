@@ -4,6 +4,7 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 
+use nix::sys::signal::Signal;
 use sluice_integration::mesh::{Mesh, MeshOptions, SOON};
 use sluice_integration::scene::mesh_pod;
 use sluice_testkit::process::Process;
@@ -100,5 +101,28 @@ fn a_spare_of_the_same_pod_takes_over_with_the_port() {
         process.hand_over(spare);
         mesh.wait_serving().unwrap();
         mesh_pod(&mesh, &format!("without-{}", process.name())).unwrap();
+    }
+}
+
+/// The broker of the next agent may be there before the executor of the old one ends, and waits for just that.
+#[test]
+fn an_executor_waits_for_the_end_of_its_own_agents_broker_and_of_no_other() {
+    for broker in ["own", "next"] {
+        let named = |name: &str| ["--pod-name".to_owned(), name.to_owned()];
+        let mut options = MeshOptions::default();
+        options.executor.extend(named("own"));
+        options
+            .executor
+            .extend(["--linger-seconds".to_owned(), "60".to_owned()]);
+        options.broker.extend(named(broker));
+        let mesh = Mesh::start_with(options).unwrap();
+        mesh.manifests.namespace("default", "ambient").unwrap();
+        mesh_pod(&mesh, "before").unwrap();
+        mesh.executor.signal(Signal::SIGTERM).unwrap();
+        if broker == "own" {
+            mesh_pod(&mesh, "meanwhile").unwrap();
+            ends(&mesh.broker);
+        }
+        assert!(mesh.executor.wait(SOON).unwrap().success(), "{broker}");
     }
 }

@@ -1,11 +1,12 @@
 //! What proxies do wrong, or too late, or not at all, and what the broker makes of it.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use sluice_integration::manifests::PodOptions;
 use sluice_integration::proxies::{Handoff, node_without_proxy, wait_told};
 use sluice_integration::raw_ztunnel::{Kind, RawZtunnel};
 use sluice_integration::scene::{APP_PORT, PATIENCE, mesh_pod};
+use sluice_proto::paths::DEADLINES;
 use sluice_proto::pb::workload::PodState;
 use sluice_testkit::pod::Pod;
 use sluice_testkit::traffic::client::fetch;
@@ -27,18 +28,15 @@ fn a_late_answer_is_never_taken_for_that_of_the_next_message() {
         mesh.manifests.pod(pod, &PodOptions::default()).unwrap();
     }
     std::thread::scope(|scope| {
+        let begun = Instant::now();
         let adding = scope.spawn(|| mesh.add(&late).unwrap());
         let (kind, _) = peer.receive(PATIENCE).unwrap().unwrap();
-        let sent = Instant::now();
         assert_eq!(kind, Kind::Add);
-        // 7 s are longer than the deadline of 4 s: the connection is closed by then.
-        let more = peer.receive(Duration::from_secs(7)).unwrap();
+        let more = peer.receive(PATIENCE).unwrap();
         assert!(more.is_none(), "sent although an answer was due: {more:?}");
-        let closed = sent.elapsed();
-        assert!(
-            (Duration::from_secs(3)..Duration::from_secs(7)).contains(&closed),
-            "closed after {closed:?}"
-        );
+        // Counted from before the message was sent: nothing that holds this thread up makes it look shorter.
+        let waited = begun.elapsed();
+        assert!(waited >= DEADLINES.zds, "closed after {waited:?}");
         assert!(peer.ack().is_err(), "a late answer was still taken");
         let outcome = adding.join().unwrap();
         assert!(!outcome.succeeded(), "an ADD without an answer passed");

@@ -287,6 +287,12 @@ impl Args {
             istio_cni: self.istio_cni.then_some(self.istio_cni_mode),
             workload_peers: PeerPolicy::uids(self.workload_uids.clone()),
             require_ztunnel: self.require_ztunnel,
+            agent: self
+                .cluster
+                .pod_name
+                .as_ref()
+                .map(ToString::to_string)
+                .unwrap_or_default(),
             node: None,
         })
     }

@@ -24,6 +24,9 @@ use descriptors::Descriptors;
 /// The executor sends a heartbeat every 5 s; from here on its silence is worth telling.
 const HEARTBEAT: Duration = Duration::from_secs(7);
 
+/// Between two looks whether it is connected.
+const LOOK: Duration = Duration::from_millis(10);
+
 /// A connected executor. Clones share the connection.
 #[derive(Debug, Clone)]
 struct Session {
@@ -39,6 +42,7 @@ pub struct Executor {
     run: RunDir,
     ipv6: bool,
     config_hash: String,
+    agent: String,
     state: Arc<Mutex<Link>>,
 }
 
@@ -53,12 +57,14 @@ struct Link {
 }
 
 impl Executor {
-    /// The executor of this run directory; not connected yet.
-    pub fn new(run: RunDir, selection: &SelectionConfig) -> Self {
+    /// The executor of this run directory; not connected yet. `agent` is the name of the pod that we are a part of, empty where
+    /// there is none.
+    pub fn new(run: RunDir, selection: &SelectionConfig, agent: String) -> Self {
         Self {
             run,
             ipv6: selection.ipv6,
             config_hash: selection.hash(),
+            agent,
             state: Arc::default(),
         }
     }
@@ -71,6 +77,13 @@ impl Executor {
     /// The watch is up and its snapshot complete.
     pub fn is_connected(&self) -> bool {
         self.link().listed
+    }
+
+    /// Waits until calls find it.
+    pub async fn reached(&self) {
+        while self.link().session.is_none() {
+            tokio::time::sleep(LOOK).await;
+        }
     }
 
     /// How long the watch has been silent, if that is longer than the executor's heartbeat allows.

@@ -16,6 +16,8 @@ use crate::zds::Zds;
 
 /// Until the cluster has taken the status of all pods back.
 const STATUS: Duration = Duration::from_secs(4);
+/// Until the executor has been reached: an agent may be asked to leave while it starts.
+const EXECUTOR: Duration = Duration::from_secs(3);
 /// Until the proxy has let go of all pods.
 const PROXY: Duration = Duration::from_secs(2);
 /// Between two looks.
@@ -37,6 +39,7 @@ impl Farewell {
         if timeout(STATUS, self.node.facts().withdraw()).await.is_err() {
             tracing::warn!(within = ?STATUS, "the status of some pods could not be taken back");
         }
+        let _ = timeout(EXECUTOR, self.executor.reached()).await;
         match self.executor.retire().await {
             Ok(0) => tracing::info!("no rules are left on this node"),
             Ok(unfinished) => tracing::warn!(unfinished, "some sandboxes did not end in time"),

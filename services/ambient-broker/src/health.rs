@@ -183,7 +183,12 @@ mod tests {
             Options::new(run.zds_socket(), Vec::new()),
             mpsc::unbounded_channel().0,
         );
-        Health::new(beat, Executor::new(run, &SelectionConfig::default()), zds, false)
+        Health::new(
+            beat,
+            Executor::new(run, &SelectionConfig::default(), String::new()),
+            zds,
+            false,
+        )
     }
 
     #[test]

@@ -77,14 +77,17 @@ pub trait NodeFacts: fmt::Debug + Send + Sync {
 pub(crate) struct Node {
     facts: Arc<dyn NodeFacts>,
     health: Health,
+    agent: String,
     last: Arc<watch::Sender<Option<NodeState>>>,
 }
 
 impl Node {
-    pub(crate) fn new(facts: Arc<dyn NodeFacts>, health: Health) -> Self {
+    /// `agent` is the name of the pod that we are a part of.
+    pub(crate) fn new(facts: Arc<dyn NodeFacts>, health: Health, agent: String) -> Self {
         Self {
             facts,
             health,
+            agent,
             last: Arc::new(watch::Sender::new(None)),
         }
     }
@@ -144,6 +147,7 @@ impl Node {
             lifecycle_reason: lifecycle.reason,
             credentials: self.facts.credentials(),
             r#final: false,
+            agent: self.agent.clone(),
         }
     }
 }

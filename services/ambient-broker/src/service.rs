@@ -58,6 +58,8 @@ pub struct Config {
     pub workload_peers: PeerPolicy,
     /// Not ready without a ready ztunnel connection.
     pub require_ztunnel: bool,
+    /// Name of the pod that we are a part of; empty where there is none.
+    pub agent: String,
     /// Serve the installer, which asks this of the cluster.
     pub node: Option<Arc<dyn NodeFacts>>,
 }
@@ -107,7 +109,7 @@ pub async fn run(
 ) -> Result<(), StartError> {
     let (events, inbox) = mpsc::unbounded_channel();
     let (queries, questions) = mpsc::channel(64);
-    let executor = Executor::new(config.run.clone(), &config.selection);
+    let executor = Executor::new(config.run.clone(), &config.selection, config.agent.clone());
     let zds = Zds::new(config.zds.clone(), events.clone());
     let listeners = bind(&config, &zds).await?;
     let beat = Beat::default();
@@ -151,13 +153,13 @@ pub async fn run(
     let [workload, http, plugin, installer] = doors(config.workload_peers, &metrics);
     let mut farewell = None;
     if let Some((listener, facts)) = listeners.node.zip(config.node) {
-        let node = Node::new(facts, feeding.health.clone());
+        let node = Node::new(facts, feeding.health.clone(), config.agent);
         farewell = Some(Farewell {
             node: node.clone(),
             executor: feeding.executor.clone(),
             zds: zds.clone(),
         });
-        serve_node(listener, installer, node, &tasks, &stop);
+        serve_node(listener, installer, node, &tasks, &stop, &end);
     }
     serve_unix(listeners.http, http, servers.monitoring.clone(), &tasks, &stop);
     if let Some(listener) = listeners.compatibility {

@@ -92,20 +92,22 @@ pub(crate) fn serve_workloads(
     });
 }
 
-/// Serves the installer, until it has been told the last word.
+/// Serves the installer, until it has been told the last word, which is found out after `stop`. One that comes as late as that is
+/// told, too: before `end`.
 pub(crate) fn serve_node(
     listener: KeptListener,
     door: Door,
     node: Node,
     tasks: &TaskTracker,
     stop: &CancellationToken,
+    end: &CancellationToken,
 ) {
     tasks.spawn(node.clone().conclude(stop.clone()));
-    let stop = stop.clone();
+    let end = end.clone();
     tasks.spawn(async move {
         let server = Server::builder().add_service(node.server());
         // When no more connections come, those that are there are served to the end of their streams.
-        let incoming = incoming(listener, door, stop);
+        let incoming = incoming(listener, door, end);
         let served = server.serve_with_incoming_shutdown(incoming, std::future::pending());
         if let Err(error) = served.await {
             tracing::error!(%error, "node server ended");

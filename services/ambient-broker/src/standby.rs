@@ -2,6 +2,7 @@
 //! the kubelet whether it could serve, and touches nothing and nobody on the node. A rollout ends the old agent only when the new one says that it is ready.
 
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -23,6 +24,10 @@ use crate::source::{PodSource, SourceEvent};
 
 /// Between two looks whether the other broker has ended.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// Asked to stop, a broker goes on standing by for so long: where both agents are to leave the node, the executor of this one may
+/// have taken over from the other's, and nobody else would have it clean up.
+const LAST_CHANCE: Duration = Duration::from_secs(3);
 
 /// Why this broker cannot serve.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +52,7 @@ pub fn take_now(run: &RunDir) -> Result<Lease, StandbyError> {
     Ok(Candidate::at(&run.broker_lease())?.take_now()?)
 }
 
-/// Takes the right to serve at `run` once no other broker has it; `None`: `stop` came before. Meanwhile probes are answered at
+/// Takes the right to serve at `run` once no other broker has it; `None`: `stop` came 3 s before. Meanwhile probes are answered at
 /// `address`: ready is who has been told everything by `source`.
 pub async fn take(
     run: &RunDir,
@@ -70,9 +75,13 @@ pub async fn take(
     let connections = TaskTracker::new();
     let mut events = source.events();
     let mut look = tokio::time::interval(LOOK);
+    let mut over = pin!(async {
+        stop.cancelled().await;
+        tokio::time::sleep(LAST_CHANCE).await;
+    });
     loop {
         tokio::select! {
-            () = stop.cancelled() => return Ok(None),
+            () = &mut over => return Ok(None),
             Some(event) = events.next() => {
                 if matches!(event, SourceEvent::Synced) {
                     probes.synced.store(true, Ordering::Relaxed);

@@ -37,8 +37,10 @@ pub(crate) struct View {
     pub(crate) lifecycle: Lifecycle,
     pub(crate) lifecycle_reason: String,
     pub(crate) credentials: Option<Credentials>,
-    /// This is the last word of a broker that is stopping, and no other broker has said anything since.
+    /// The lifecycle is the last word of our own agent's broker, which is stopping; it has not come back since.
     pub(crate) last_word: bool,
+    /// Who said something last is the broker of the next agent.
+    pub(crate) of_another_agent: bool,
 }
 
 impl Default for View {
@@ -52,20 +54,25 @@ impl Default for View {
             lifecycle_reason: String::new(),
             credentials: None,
             last_word: false,
+            of_another_agent: false,
         }
     }
 }
 
 impl View {
-    fn hear(&mut self, state: NodeState) {
+    /// What a broker says to an installer of `agent`.
+    fn hear(&mut self, agent: &str, state: NodeState) {
         self.connected = true;
         self.can_serve = state.can_serve;
         self.could_serve |= state.can_serve;
-        self.lifecycle = state.lifecycle();
+        self.of_another_agent = state.agent != agent;
+        if !(self.of_another_agent && self.last_word) {
+            self.lifecycle = state.lifecycle();
+            state.lifecycle_reason.clone_into(&mut self.lifecycle_reason);
+            self.last_word = state.r#final;
+        }
         self.why_not = state.why_not;
-        self.lifecycle_reason = state.lifecycle_reason;
-        self.last_word = state.r#final;
-        if self.last_word {
+        if state.r#final {
             let lifecycle = self.lifecycle.as_str_name();
             tracing::info!(
                 lifecycle,
@@ -92,15 +99,16 @@ impl View {
     }
 }
 
-/// Follows the broker at `path`, whoever it is, until dropped.
+/// Follows the broker at `path`, whoever it is, until dropped; `agent` is ours.
 pub(crate) async fn follow(
     path: PathBuf,
+    agent: String,
     view: watch::Sender<View>,
     mut reports: watch::Receiver<InstallerReport>,
 ) {
     let mut redial = Redial::new(LONGEST_PAUSE);
     loop {
-        let heard = follow_one(&path, &view, &mut reports).await;
+        let heard = follow_one(&path, &agent, &view, &mut reports).await;
         let (progress, error) = heard;
         if progress {
             redial.reset();
@@ -114,6 +122,7 @@ pub(crate) async fn follow(
 /// Follows one connection to its end. Whether anything was heard, and why it ended.
 async fn follow_one(
     path: &Path,
+    agent: &str,
     view: &watch::Sender<View>,
     reports: &mut watch::Receiver<InstallerReport>,
 ) -> (bool, BrokerError) {
@@ -129,7 +138,7 @@ async fn follow_one(
                 state = states.message() => {
                     let state = state?.ok_or(BrokerError::Closed)?;
                     heard = true;
-                    view.send_modify(|view| view.hear(state));
+                    view.send_modify(|view| view.hear(agent, state));
                 }
                 changed = reports.changed(), if reported => {
                     if changed.is_err() {
@@ -165,7 +174,8 @@ pub(crate) async fn ask_once(path: &Path) -> Result<View, BrokerError> {
         .await?
         .ok_or(BrokerError::Closed)?;
     let mut view = View::default();
-    view.hear(state);
+    let agent = state.agent.clone();
+    view.hear(&agent, state);
     Ok(view)
 }
 

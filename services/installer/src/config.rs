@@ -207,6 +207,9 @@ pub struct Flags {
     /// ends. Otherwise that is an error.
     #[arg(long, global = true, env = "SLUICE_STAND_BY")]
     pub stand_by: bool,
+    /// Name of the agent's pod, by which our own broker is told from the next agent's.
+    #[arg(long, global = true, env = "POD_NAME", default_value = "")]
+    pub pod_name: String,
     /// The run directory need not be a tmpfs. For tests.
     #[arg(long, global = true, env = "SLUICE_ALLOW_DISK")]
     pub allow_disk: bool,

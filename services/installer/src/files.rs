@@ -122,7 +122,7 @@ pub(crate) fn write(
     let new = Successor::of(path, mode, |file| file.write_all(content))?;
     match expect {
         None => new.publish(),
-        Some(expect) => new.exchange(content, expect),
+        Some(expect) => new.exchange(expect, Successor::swap),
     }
 }
 
@@ -255,10 +255,16 @@ impl<'a> Successor<'a> {
     }
 
     /// Swaps the two files, so that what was replaced is at hand and can be put back if it was not what the new one was
-    /// made from: a change by somebody else is never lost.
-    fn exchange(self, content: &[u8], expect: &[u8]) -> Result<(), FileError> {
-        let swap = || rustix::fs::renameat_with(CWD, &self.temporary, CWD, self.path, RenameFlags::EXCHANGE);
-        match swap() {
+    /// made from: of what others write meanwhile, the newest is in place in the end.
+    ///
+    /// `swap` is [`Self::swap`] but for tests, in which others write just before it.
+    fn exchange(
+        self,
+        expect: &[u8],
+        mut swap: impl FnMut(&Self) -> Result<(), Errno>,
+    ) -> Result<(), FileError> {
+        let ours = Identity::of(&self.temporary);
+        match swap(&self) {
             Ok(()) => {}
             Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
                 // A file system without it: the window is between this look and the rename.
@@ -272,16 +278,27 @@ impl<'a> Successor<'a> {
             Err(Errno::NOENT) => return Err(self.changed()),
             Err(errno) => return Err(FileError::io("replace", self.path)(errno.into())),
         }
-        let holds = |expected: &[u8]| read(&self.temporary).is_ok_and(|(found, _)| found == expected);
-        if holds(expect) {
+        if read(&self.temporary).is_ok_and(|(found, _)| found == expect) {
             return sync_directory(self.path).map_err(FileError::io("replace", self.path));
         }
-        let put_back = swap();
-        if put_back.is_ok() && !holds(content) {
-            // Replaced once more between the two swaps: that newest file is what we hold now.
-            let _ = swap();
-        }
+        self.put_back(ours, swap);
         Err(self.changed())
+    }
+
+    fn swap(&self) -> Result<(), Errno> {
+        rustix::fs::renameat_with(CWD, &self.temporary, CWD, self.path, RenameFlags::EXCHANGE)
+    }
+
+    /// Puts back what was taken out, and then whatever comes out that is newer, until what comes out is what was put in:
+    /// nobody wrote in between. Who removes the file meanwhile has the last word, too.
+    fn put_back(&self, mut placed: Identity, mut swap: impl FnMut(&Self) -> Result<(), Errno>) {
+        loop {
+            let taken = Identity::of(&self.temporary);
+            if swap(self).is_err() || Identity::of(&self.temporary) == placed {
+                return;
+            }
+            placed = taken;
+        }
     }
 
     fn changed(&self) -> FileError {
@@ -296,6 +313,36 @@ impl Drop for Successor<'_> {
         if !self.published {
             let _ = fs::remove_file(&self.temporary);
         }
+    }
+}
+
+/// What is under a name: a file, and that nobody has written into it.
+struct Identity {
+    /// Kept, so that the inode's number is not given to another file.
+    inode: Option<File>,
+    content: Option<Vec<u8>>,
+}
+
+impl Identity {
+    fn of(path: &Path) -> Self {
+        let inode = OpenOptions::new()
+            .read(true)
+            .custom_flags((OFlags::PATH | OFlags::NOFOLLOW).bits().cast_signed())
+            .open(path);
+        Self {
+            inode: inode.ok(),
+            content: read(path).map(|(bytes, _)| bytes).ok(),
+        }
+    }
+}
+
+impl PartialEq for Identity {
+    fn eq(&self, other: &Self) -> bool {
+        let number = |identity: &Self| {
+            let metadata = identity.inode.as_ref()?.metadata().ok()?;
+            Some((metadata.dev(), metadata.ino()))
+        };
+        number(self) == number(other) && self.content == other.content
     }
 }
 

@@ -287,22 +287,21 @@ impl Installer {
             .into_iter()
             .flatten()
             .flatten();
-        let mut files: Vec<PathBuf> = records.map(|entry| entry.path()).collect();
-        files.extend([run.plugin_log_socket(), health::socket(&run)]);
-        files.extend(
-            self.flags
-                .istio_run_dir
-                .iter()
-                .map(|directory| directory.join(istio_log::SOCKET)),
-        );
-        for path in files {
-            if let Err(error) = std::fs::remove_file(&path)
-                && error.kind() != std::io::ErrorKind::NotFound
-            {
-                tracing::warn!(path = %path.display(), %error, "cannot remove a file of the run directory");
-            }
+        let istio = self.flags.istio_run_dir.iter();
+        let records = records.map(|entry| entry.path());
+        for path in records.chain(istio.map(|directory| directory.join(istio_log::SOCKET))) {
+            clear(&path);
         }
+        self.remove_sockets();
         let _ = std::fs::remove_dir(run.unprotected());
+    }
+
+    /// Removes the sockets that nobody but us has a right to, since we still hold the lease.
+    pub(crate) fn remove_sockets(&self) {
+        let run = self.flags.run();
+        for socket in [run.plugin_log_socket(), health::socket(&run)] {
+            clear(&socket);
+        }
     }
 
     /// Removes everything but the stand-in for the plugin. Goes on after failures and tells them all.
@@ -331,6 +330,15 @@ impl Installer {
             }
         }
         Err(RemovalError(failures.join("; ")))
+    }
+}
+
+/// Removes a file of the run directory.
+fn clear(path: &Path) {
+    if let Err(error) = std::fs::remove_file(path)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::warn!(path = %path.display(), %error, "cannot remove a file of the run directory");
     }
 }
 

@@ -66,7 +66,8 @@ pub(crate) async fn run(installer: Installer, stop: CancellationToken) -> Result
             }
         }
     }
-    tokio::spawn(broker::follow(run.node_socket(), view_sender, report));
+    let agent = flags.pod_name.clone();
+    tokio::spawn(broker::follow(run.node_socket(), agent, view_sender, report));
     let wake = Arc::new(Notify::new());
     let mut node = Node {
         watch: Watch::new(wake.clone(), flags.poll),
@@ -195,6 +196,7 @@ impl Node {
                 reason,
                 "stopping; everything stays in place"
             );
+            installer.remove_sockets();
             return Ok(());
         }
         tracing::info!(reason, "stopping; removing what was installed");
@@ -205,7 +207,8 @@ impl Node {
     }
 
     /// What the broker said last; it has `within` to say that this is final. One that went away without that word is
-    /// taken at the word before, and one that cannot be reached says nothing.
+    /// taken at the word before, and one that cannot be reached says nothing. Where the next agent's broker serves already,
+    /// ours has gone.
     async fn last_word(&mut self, within: Duration) -> (Lifecycle, String) {
         let end = Instant::now() + within;
         let reconnect = end.min(Instant::now() + RECONNECT);
@@ -213,7 +216,7 @@ impl Node {
         loop {
             let limit = {
                 let view = self.view.borrow_and_update();
-                if view.last_word || (was_connected && !view.connected) {
+                if view.last_word || view.of_another_agent || (was_connected && !view.connected) {
                     break;
                 }
                 was_connected |= view.connected;

@@ -54,9 +54,13 @@ pub struct Arguments {
     /// Leave IPv6 alone.
     #[arg(long, env = "SLUICE_NO_IPV6")]
     no_ipv6: bool,
-    /// Asked to stop, serve on until the broker has gone, so many seconds at most. For a runtime that asks both at one time.
+    /// Asked to stop, serve on until the broker of the same agent has gone, so many seconds at most. For a runtime that asks both
+    /// at one time.
     #[arg(long, env = "SLUICE_LINGER_SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=600))]
     linger_seconds: u64,
+    /// Name of the agent's pod, by which our own broker is told from the next agent's.
+    #[arg(long, env = "POD_NAME", default_value = "")]
+    pod_name: String,
     /// There is no opener on this node: the plugin is asked to hand over the host's namespace, and after a restart those of
     /// the sandboxes.
     #[arg(long, env = "SLUICE_NO_OPENER")]
@@ -117,6 +121,7 @@ impl From<&Arguments> for Config {
             settings: Settings {
                 state,
                 tombstones: run.tombstones(),
+                agent: arguments.pod_name.clone(),
                 deadlines: DEADLINES,
                 drift: Duration::from_millis(arguments.drift_interval_ms),
                 full_drift: Duration::from_millis(arguments.full_drift_interval_ms),

@@ -42,6 +42,8 @@ struct State {
 pub struct Hub {
     state: Mutex<State>,
     watching: watch::Sender<usize>,
+    /// Those of them that belong to our own agent; `None` before the first one came.
+    own: watch::Sender<Option<usize>>,
     /// What the newest broker has decided ahead.
     pub foresight: Foresight,
 }
@@ -51,6 +53,7 @@ impl Default for Hub {
         Self {
             state: Mutex::default(),
             watching: watch::Sender::new(0),
+            own: watch::Sender::new(None),
             foresight: Foresight::default(),
         }
     }
@@ -62,8 +65,8 @@ impl Hub {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new watcher: first the snapshot, then every change. `decides`: it is a broker, in this session.
-    pub fn subscribe(self: &Arc<Self>, decides: Option<u64>) -> Subscription {
+    /// A new watcher: first the snapshot, then every change.
+    pub fn subscribe(self: &Arc<Self>, broker: Option<Broker>) -> Subscription {
         let (queue, changes) = mpsc::channel(QUEUE);
         let overflowed = Arc::new(AtomicBool::new(false));
         let mut state = self.lock();
@@ -82,12 +85,16 @@ impl Hub {
             queue,
             overflowed: Arc::clone(&overflowed),
         });
-        if let Some(session) = decides {
+        if let Some(Broker { session, own }) = broker {
             self.foresight.begin(session);
             self.watching.send_modify(|count| *count += 1);
+            if own {
+                self.own
+                    .send_modify(|count| *count = Some(count.unwrap_or(0) + 1));
+            }
         }
         Subscription {
-            decides,
+            broker,
             snapshot: snapshot.into_iter(),
             changes,
             overflowed,
@@ -98,6 +105,11 @@ impl Hub {
     /// How many brokers watch now; changes wake the receiver.
     pub fn watching(&self) -> watch::Receiver<usize> {
         self.watching.subscribe()
+    }
+
+    /// How many brokers of our own agent watch now; `None`: none has come yet.
+    pub fn own_brokers(&self) -> watch::Receiver<Option<usize>> {
+        self.own.subscribe()
     }
 
     /// Whether a broker watches.
@@ -184,6 +196,15 @@ impl State {
     }
 }
 
+/// A watcher that decides.
+#[derive(Debug, Clone, Copy)]
+pub struct Broker {
+    /// By which its descriptors and decisions are told from those of any other.
+    pub session: u64,
+    /// It belongs to the agent's pod that we do.
+    pub own: bool,
+}
+
 /// One watcher's stream.
 #[derive(Debug)]
 pub struct Subscription {
@@ -191,7 +212,7 @@ pub struct Subscription {
     changes: mpsc::Receiver<SandboxEvent>,
     overflowed: Arc<AtomicBool>,
     hub: Arc<Hub>,
-    decides: Option<u64>,
+    broker: Option<Broker>,
 }
 
 impl tokio_stream::Stream for Subscription {
@@ -216,9 +237,14 @@ impl tokio_stream::Stream for Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         self.changes.close();
-        if let Some(session) = self.decides {
+        if let Some(Broker { session, own }) = self.broker {
             self.hub.foresight.end(session);
             self.hub.watching.send_modify(|count| *count -= 1);
+            if own {
+                self.hub
+                    .own
+                    .send_modify(|count| *count = count.map(|count| count - 1));
+            }
         }
     }
 }
@@ -227,6 +253,11 @@ impl Drop for Subscription {
 mod tests {
     use super::*;
     use tokio_stream::StreamExt;
+
+    const OURS: Broker = Broker {
+        session: 1,
+        own: true,
+    };
 
     fn attachment(container: &str) -> Attachment {
         crate::table::tests::record(container).attachment
@@ -243,7 +274,7 @@ mod tests {
     async fn a_watcher_sees_the_snapshot_then_changes() {
         let hub = Arc::new(Hub::default());
         hub.record(&attachment("one"), view(1));
-        let mut watcher = hub.subscribe(Some(1));
+        let mut watcher = hub.subscribe(Some(OURS));
         assert!(hub.is_watched());
         hub.publish(&attachment("one"), view(2), Event::Changed);
         let mut events = Vec::new();
@@ -265,9 +296,26 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn the_broker_of_another_agent_watches_as_ours_does_but_is_not_ours() {
+        let hub = Arc::new(Hub::default());
+        let count = || (*hub.watching().borrow(), *hub.own_brokers().borrow());
+        let next = hub.subscribe(Some(Broker {
+            session: 2,
+            own: false,
+        }));
+        assert_eq!(count(), (1, None));
+        let ours = hub.subscribe(Some(OURS));
+        assert_eq!(count(), (2, Some(1)));
+        drop(ours);
+        assert_eq!(count(), (1, Some(0)));
+        drop(next);
+        assert_eq!(count(), (0, Some(0)));
+    }
+
+    #[tokio::test]
     async fn a_slow_watcher_is_cut_off_and_told_so() {
         let hub = Arc::new(Hub::default());
-        let mut watcher = hub.subscribe(Some(1));
+        let mut watcher = hub.subscribe(Some(OURS));
         for _ in 0..=QUEUE {
             hub.tell(&Event::Heartbeat(Heartbeat {}));
         }

@@ -26,6 +26,8 @@ pub struct Settings {
     pub state: PathBuf,
     /// Where the plugin leaves tombstones.
     pub tombstones: PathBuf,
+    /// Name of the agent's pod that we are a part of, empty where there is none.
+    pub agent: String,
     /// How long an ADD may take, and how long it waits for a broker.
     pub deadlines: Deadlines,
     /// How often generation ids are looked at.

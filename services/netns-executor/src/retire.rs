@@ -11,6 +11,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::node::Node;
 
+/// A broker that has not come yet is waited for so long: an agent may be asked to leave while it starts.
+const NOT_YET: Duration = Duration::from_secs(3);
 /// All sandboxes end within this, or are left alone.
 const DEADLINE: Duration = Duration::from_secs(4);
 
@@ -33,20 +35,23 @@ pub async fn retire(node: &Node) -> (u32, Result<(), Failure>) {
     )
 }
 
-/// A token that is cancelled once `stop` is and no broker watches any more, `limit` after `stop` at the latest.
+/// A token that is cancelled once `stop` is and no broker of our own agent watches any more, `limit` after `stop` at the latest.
 ///
-/// A runtime asks all containers of a pod to stop at one time, but the broker may still have something to ask for.
+/// A runtime asks all containers of a pod to stop at one time, but the broker may still have something to ask for. The next
+/// agent's broker, which may have come already, waits for the next executor, that is for our end.
 pub fn after_the_broker(
     stop: CancellationToken,
-    mut watching: watch::Receiver<usize>,
+    mut watching: watch::Receiver<Option<usize>>,
     limit: Duration,
 ) -> CancellationToken {
     let end = CancellationToken::new();
     let ends = end.clone();
     tokio::spawn(async move {
         stop.cancelled().await;
-        let alone = watching.wait_for(|brokers| *brokers == 0);
-        if tokio::time::timeout(limit, alone).await.is_err() {
+        let came = watching.wait_for(Option::is_some);
+        let came = tokio::time::timeout(limit.min(NOT_YET), came).await.is_ok();
+        let alone = watching.wait_for(|brokers| *brokers == Some(0));
+        if came && tokio::time::timeout(limit, alone).await.is_err() {
             tracing::warn!(?limit, "stops although a broker still watches");
         }
         ends.cancel();
@@ -77,16 +82,19 @@ mod tests {
 
     #[tokio::test]
     async fn the_end_waits_for_the_broker_but_not_for_ever() {
-        let (brokers, watching) = watch::channel(1);
+        let (brokers, watching) = watch::channel(None);
         let stop = CancellationToken::new();
         let end = after_the_broker(stop.clone(), watching.clone(), Duration::from_mins(1));
         stop.cancel();
         let early = tokio::time::timeout(Duration::from_millis(50), end.cancelled()).await;
+        assert!(early.is_err(), "a broker may still come");
+        brokers.send_replace(Some(1));
+        let early = tokio::time::timeout(Duration::from_millis(50), end.cancelled()).await;
         assert!(early.is_err(), "a broker still watches");
-        brokers.send_replace(0);
+        brokers.send_replace(Some(0));
         end.cancelled().await;
 
-        brokers.send_replace(1);
+        brokers.send_replace(Some(1));
         let (stop, limit) = (CancellationToken::new(), Duration::from_millis(50));
         let end = after_the_broker(stop.clone(), watching, limit);
         let begun = std::time::Instant::now();

@@ -120,7 +120,7 @@ pub fn run(config: Config) -> anyhow::Result<()> {
         let stop = if config.linger.is_zero() {
             stop
         } else {
-            retire::after_the_broker(stop, node.hub.watching(), config.linger)
+            retire::after_the_broker(stop, node.hub.own_brokers(), config.linger)
         };
         tracing::info!(version = env!("CARGO_PKG_VERSION"), run_dir = %config.run.root().display(), "serving");
         if config.no_opener {

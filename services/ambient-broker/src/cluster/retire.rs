@@ -3,10 +3,13 @@
 //! helm deletes the DaemonSet, and some milliseconds later the ServiceAccount and its roles. An agent that hears of its end
 //! only then can clean its node, but no longer withdraw the status of pods. So the DaemonSet is first told to want no
 //! node any more, which agents take as the word to clean up, and the end of their pods is awaited.
+//!
+//! Not while an agent is being replaced: the old one has been told already that the agent stays on its node, and of the new one
+//! parts may still stand by, which clean nothing.
 
 use std::time::Duration;
 
-use kube::core::params::{GetParams, Patch, PatchParams};
+use kube::core::params::{GetParams, ListParams, Patch, PatchParams};
 use kube::core::request::Request;
 use serde::Deserialize;
 use sluice_selection::OwnPods;
@@ -16,12 +19,15 @@ use super::Kind;
 use super::access::{Access, ConnectError};
 use super::client::{Api, Timing};
 use super::failure::ApiError;
-use super::wire::Metadata;
+use super::wire::{List, Metadata, MetadataOnly};
 
 /// No node has this label.
 const RETIRED: &str = "sluice-mesh.io/retired";
 /// Between two looks, and between two attempts.
 const APART: Duration = Duration::from_millis(500);
+
+/// Agents that are being replaced end within this, unless their node does not answer: the grace period of their pods.
+const REPLACED: Duration = Duration::from_secs(30);
 
 /// The agent could not be retired.
 #[derive(Debug, thiserror::Error)]
@@ -81,12 +87,16 @@ impl DaemonSet {
 /// Tells the DaemonSet to want no node any more, and waits up to `wait` for the end of its pods.
 pub async fn retire(access: &Access, own: &OwnPods, wait: Duration) -> Result<Retired, RetireError> {
     let api = Api::new(access, Timing::default()).await?;
-    let until = Instant::now() + wait;
+    let begun = Instant::now();
+    let until = begun + wait;
     let failed = |source| RetireError::Tell {
         namespace: own.namespace.clone(),
         name: own.daemon_set.clone(),
         source,
     };
+    while Instant::now() < until.min(begun + REPLACED) && is_ending(&api, own).await {
+        sleep(APART).await;
+    }
     let Some(told) = tell(&api, own, until).await.map_err(failed)? else {
         return Ok(Retired::Nothing);
     };
@@ -109,6 +119,25 @@ pub async fn retire(access: &Access, own: &OwnPods, wait: Duration) -> Result<Re
         }
     }
     Ok(Retired::Done)
+}
+
+/// Whether a pod of it is on its way out. Not known: it is not waited for.
+async fn is_ending(api: &Api, own: &OwnPods) -> bool {
+    let pods = Request::new(format!("/api/v1/namespaces/{}/pods", own.namespace));
+    let request = pods.list_metadata(&ListParams::default());
+    match api
+        .read::<List<MetadataOnly>>("list own pods", request, api.timing.call)
+        .await
+    {
+        Ok(pods) => pods.items.iter().any(|pod| {
+            let MetadataOnly { metadata } = pod;
+            metadata.deletion_timestamp.is_some() && own.contains(&own.namespace, &metadata.name)
+        }),
+        Err(error) => {
+            tracing::warn!(%error, "cannot look whether an agent is being replaced");
+            false
+        }
+    }
 }
 
 /// Patches it; whatever may pass is tried again until `until`. `None`: there is none.

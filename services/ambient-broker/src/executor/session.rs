@@ -90,6 +90,7 @@ impl Executor {
             watcher: format!("{COMPONENT} {}", env!("CARGO_PKG_VERSION")),
             session: id,
             config_hash: self.config_hash.clone(),
+            agent: self.agent.clone(),
         };
         self.link().session = Some(Session {
             id,

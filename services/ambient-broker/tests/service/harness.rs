@@ -91,6 +91,7 @@ impl Node {
             istio_cni: Some(0o600),
             workload_peers: PeerPolicy::uids([own]),
             require_ztunnel: self.require_ztunnel,
+            agent: String::new(),
             node: self.facts.clone(),
         };
         let stop = self.stop.clone();

@@ -219,6 +219,38 @@ async fn without_a_cluster_there_is_no_socket_for_an_installer() {
     assert!(!node.run.node_socket().exists());
 }
 
+/// The installer may find us only when we were asked to stop.
+#[tokio::test]
+async fn an_installer_that_comes_late_is_told_the_last_word() {
+    let mut node = Node::new();
+    node.facts = Some(Arc::new(Facts::default()));
+    node.stop.cancel();
+    node.start_broker();
+    let mut states = installer(&node)
+        .await
+        .watch(WatchRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    let last = until(&mut states, "final", |state| state.r#final).await;
+    assert_eq!(last.lifecycle(), PbLifecycle::Remove);
+    node.broker.take().unwrap().await.unwrap();
+}
+
+/// An agent that is asked to leave while it starts: its executor may have made rules before we find it.
+#[tokio::test]
+async fn an_executor_that_comes_after_the_agent_was_asked_to_leave_is_retired_as_well() {
+    let mut node = Node::new();
+    node.facts = Some(Arc::new(Facts::default()));
+    node.start_broker();
+    let _states = installer(&node).await.watch(WatchRequest {}).await.unwrap();
+    node.stop.cancel();
+    node.executor.serve(&node.run);
+    node.broker.take().unwrap().await.unwrap();
+    let calls = node.executor.0.lock().unwrap().calls.clone();
+    assert!(calls.contains(&"retire".to_owned()), "{calls:?}");
+}
+
 #[tokio::test]
 async fn an_agent_that_leaves_the_node_takes_everything_back_and_leaves_no_socket() {
     let mut node = Node::new();

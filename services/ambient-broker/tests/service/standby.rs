@@ -93,8 +93,24 @@ async fn it_is_ready_once_the_source_has_told_everything_and_then_leaves_the_por
     bound.unwrap();
 }
 
+/// Where both agents leave the node, nobody else would have the executor of this one clean up.
 #[tokio::test]
-async fn it_ends_when_asked_and_without_being_told_to_wait_at_once() {
+async fn asked_to_stop_it_takes_over_from_one_that_ends_now() {
+    let (_directory, run, other, _) = occupied().await;
+    let stop = CancellationToken::new();
+    stop.cancel();
+    let (_told, source) = Scripted::new();
+    let taken = standby::take(&run, None, &source, &stop);
+    let ends = async {
+        tokio::task::yield_now().await;
+        drop(other);
+    };
+    let (lease, ()) = tokio::join!(taken, ends);
+    assert!(lease.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn it_ends_soon_when_asked_and_without_being_told_to_wait_at_once() {
     let (_directory, run, _other, _) = occupied().await;
     let error = standby::take_now(&run).unwrap_err();
     assert!(matches!(error, StandbyError::Lease(_)), "{error}");

@@ -76,36 +76,65 @@ fn a_change_by_somebody_else_is_not_lost() {
 }
 
 #[test]
-fn of_two_who_change_a_file_neither_loses_a_change() {
+fn of_what_somebody_else_writes_meanwhile_the_newest_stays() {
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("counter");
-    fs::write(&path, "0").unwrap();
-    let add = |who: &str| {
-        let mut done = 0;
-        while done < 100 {
-            let before = read(&path).unwrap().0;
-            let count: u32 = str::from_utf8(&before)
-                .unwrap()
-                .split(' ')
-                .next()
-                .unwrap()
-                .parse()
-                .unwrap();
-            let after = format!("{} {who}", count + 1);
-            done += u32::from(write(&path, after.as_bytes(), FileMode::Kept, Some(&before)).is_ok());
-        }
-    };
-    std::thread::scope(|scope| {
-        scope.spawn(|| add("one"));
-        scope.spawn(|| add("other"));
-    });
-    assert_eq!(names(directory.path()), ["counter"]);
-    let text = fs::read_to_string(&path).unwrap();
-    // One may have counted on from a change of the other that was taken back, never from before one that was made.
-    assert!(
-        text.split(' ').next().unwrap().parse::<u32>().unwrap() >= 200,
-        "{text}"
+    let (path, theirs) = (
+        directory.path().join("a.conflist"),
+        directory.path().join("theirs"),
     );
+    let by_rename = |number: u32| {
+        fs::write(&theirs, number.to_string()).unwrap();
+        fs::rename(&theirs, &path).unwrap();
+    };
+    // Into the file that is there, be it ours.
+    let in_place = |number: u32| fs::write(&path, number.to_string()).unwrap();
+    let ways: [(&str, &dyn Fn(u32)); 2] = [("by rename", &by_rename), ("in place", &in_place)];
+    for (way, write) in ways {
+        for writes in 0..6 {
+            fs::write(&path, "0").unwrap();
+            let ours = Successor::of(&path, FileMode::Kept, |file| file.write_all(b"ours")).unwrap();
+            let mut written = 0;
+            let exchanged = ours.exchange(b"0", |ours| {
+                if written < writes {
+                    written += 1;
+                    write(written);
+                }
+                ours.swap()
+            });
+            let found = fs::read_to_string(&path).unwrap();
+            if writes == 0 {
+                assert!(exchanged.is_ok() && found == "ours", "{found}: {exchanged:?}");
+            } else {
+                assert!(
+                    matches!(exchanged, Err(FileError::Changed { .. })),
+                    "{exchanged:?}"
+                );
+                assert_eq!(found, writes.to_string(), "{way}");
+            }
+            assert_eq!(names(directory.path()), ["a.conflist"]);
+        }
+    }
+}
+
+#[test]
+fn a_file_that_somebody_removes_while_it_is_put_back_stays_away() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.conflist");
+    fs::write(&path, "theirs").unwrap();
+    let ours = Successor::of(&path, FileMode::Kept, |file| file.write_all(b"ours")).unwrap();
+    let mut swaps = 0;
+    let exchanged = ours.exchange(b"old", |ours| {
+        swaps += 1;
+        if swaps == 2 {
+            fs::remove_file(&path).unwrap();
+        }
+        ours.swap()
+    });
+    assert!(
+        matches!(exchanged, Err(FileError::Changed { .. })),
+        "{exchanged:?}"
+    );
+    assert!(names(directory.path()).is_empty());
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! From the first installation to the last file that is gone.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::time::Duration;
 
 use sluice_proto::pb::node::{Lifecycle, NodeState};
@@ -82,6 +82,10 @@ fn an_upgrade_or_reboot_leaves_everything_where_it_is() {
         assert!(installer.wait(SOON).success());
         assert_eq!(node.chain(), ["ptp", "portmap", "sluice-cni"]);
         assert!(node.run.kubeconfig().exists() && node.installed().exists());
+        let directory = node.run.plugin_log_socket();
+        let run = fs::read_dir(directory.parent().unwrap()).unwrap();
+        let sockets = run.filter(|entry| entry.as_ref().unwrap().file_type().unwrap().is_socket());
+        assert_eq!(sockets.count(), 0, "of the installer, which has ended");
     }
 }
 
@@ -164,6 +168,38 @@ fn the_brokers_last_word_may_come_before_the_signal() {
     installer.terminate();
     assert!(installer.wait(Duration::from_secs(4)).success());
     assert_eq!(node.names(), ["10-podnet.conflist"]);
+}
+
+/// The broker of the next agent may be there before the old installer is asked to stop.
+#[test]
+fn the_next_agents_broker_is_not_waited_for_and_takes_no_last_word_back() {
+    for last in [None, Some(Lifecycle::Remove)] {
+        let node = Node::new().args(&["--pod-name", "own", "--shutdown-seconds", "60"]);
+        let own = node.broker_saying(NodeState {
+            agent: "own".into(),
+            ..serving()
+        });
+        let mut installer = node.start_ready();
+        if let Some(last) = last {
+            own.say(|state| {
+                state.r#final = true;
+                state.lifecycle = last.into();
+            });
+            wait_for("it has heard", SOON, || {
+                node.log_text().contains("the broker is stopping").then_some(())
+            });
+        }
+        own.stop();
+        let next = node.broker_saying(NodeState {
+            agent: "next".into(),
+            ..serving()
+        });
+        wait_for("it reports to the next one", SOON, || next.report());
+        installer.terminate();
+        assert!(installer.wait(SOON).success());
+        let left = node.names() == ["10-podnet.conflist"];
+        assert_eq!(left, last.is_some(), "{:?}", node.names());
+    }
 }
 
 #[test]

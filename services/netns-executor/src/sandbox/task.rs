@@ -357,6 +357,7 @@ mod tests {
         let settings = Settings {
             state: directory.path().into(),
             tombstones: directory.path().into(),
+            agent: String::new(),
             deadlines: sluice_proto::paths::DEADLINES,
             drift: Duration::from_secs(5),
             full_drift: Duration::from_secs(30),

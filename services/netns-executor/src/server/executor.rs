@@ -24,7 +24,7 @@ use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
 
 use super::convert::{attachment, invalid, pod, unknown};
-use crate::hub::Subscription;
+use crate::hub::{Broker, Subscription};
 use crate::node::Node;
 use crate::pool;
 use crate::retire;
@@ -169,15 +169,21 @@ impl NetnsExecutor for Executor {
             watcher,
             session,
             config_hash,
+            agent,
         } = request.into_inner();
         let watcher: String = watcher.chars().take(64).collect();
         // Others may look on, but decide nothing: an ADD must not wait for them.
         let decides = watcher.starts_with(BROKER);
-        tracing::info!(watcher, decides, "watcher connected");
+        let own = agent == self.node.settings.agent;
+        tracing::info!(watcher, decides, own, "watcher connected");
         if decides {
             self.node.configurations.of_broker(&config_hash);
         }
-        Ok(Response::new(self.node.hub.subscribe(decides.then_some(session))))
+        Ok(Response::new(
+            self.node
+                .hub
+                .subscribe(decides.then_some(Broker { session, own })),
+        ))
     }
 
     async fn foresee(&self, request: Request<ForeseeRequest>) -> Result<Response<ForeseeResponse>, Status> {

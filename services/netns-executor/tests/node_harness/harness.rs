@@ -62,6 +62,7 @@ pub(crate) fn settings(run: &RunDir) -> Settings {
     Settings {
         state: run.root().join("state"),
         tombstones: run.tombstones(),
+        agent: String::new(),
         deadlines: Deadlines {
             executor: Duration::from_secs(3),
             no_broker: Duration::from_millis(300),
@@ -160,6 +161,7 @@ impl Dial {
             watcher: "ambient-broker of a test".into(),
             session: SESSION,
             config_hash: String::new(),
+            agent: String::new(),
         };
         let events = client.watch(request).await.unwrap().into_inner();
         Broker { client, events }
