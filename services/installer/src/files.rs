@@ -316,7 +316,7 @@ impl Drop for Successor<'_> {
     }
 }
 
-/// What is under a name: a file, and that nobody has written into it.
+/// What is under a name: which file, and what it holds.
 struct Identity {
     /// Kept, so that the inode's number is not given to another file.
     inode: Option<File>,
