@@ -74,22 +74,25 @@ fn uninstalling_leaves_the_node_as_it_was() -> anyhow::Result<()> {
     })
 }
 
+/// Whether it has come, by the pods of the agent.
+type Moment = fn(&[Value]) -> bool;
+
 /// A part of the new agent may still stand by when it is asked to stop, or look for another one, and the old agent has been told
 /// that it stays.
 #[test]
 fn uninstalling_while_the_agent_starts_or_is_replaced_cleans_the_node_as_well() -> anyhow::Result<()> {
-    let starts = |pods: &[Value]| pods.len() == 1 && pods[0]["status"].to_string().contains("\"running\"");
-    let both = |pods: &[Value]| pods.len() == 2;
-    let one_ends = |pods: &[Value]| {
-        both(pods)
+    let starts: Moment = |pods| pods.len() == 1 && pods[0]["status"].to_string().contains("\"running\"");
+    let both: Moment = |pods| pods.len() == 2;
+    let one_ends: Moment = |pods| {
+        pods.len() == 2
             && pods
                 .iter()
                 .any(|pod| !pod["metadata"]["deletionTimestamp"].is_null())
     };
-    let moments: [(&str, &dyn Fn(&[Value]) -> bool); 3] = [
-        ("one starts", &starts),
-        ("both are there", &both),
-        ("one ends", &one_ends),
+    let moments = [
+        ("one starts", starts),
+        ("both are there", both),
+        ("one ends", one_ends),
     ];
     on_cluster(|cluster| {
         for (number, (moment, has_come)) in moments.into_iter().enumerate() {
