@@ -165,25 +165,19 @@ impl NetnsExecutor for Executor {
     type WatchStream = Subscription;
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Subscription>, Status> {
-        let WatchRequest {
-            watcher,
-            session,
-            config_hash,
-            agent,
-        } = request.into_inner();
-        let watcher: String = watcher.chars().take(64).collect();
+        let asked = request.into_inner();
+        let watcher: String = asked.watcher.chars().take(64).collect();
         // Others may look on, but decide nothing: an ADD must not wait for them.
         let decides = watcher.starts_with(BROKER);
-        let own = agent == self.node.settings.agent;
-        tracing::info!(watcher, decides, own, "watcher connected");
+        let broker = Broker {
+            session: asked.session,
+            own: asked.agent == self.node.settings.agent,
+        };
+        tracing::info!(watcher, decides, own = broker.own, "watcher connected");
         if decides {
-            self.node.configurations.of_broker(&config_hash);
+            self.node.configurations.of_broker(&asked.config_hash);
         }
-        Ok(Response::new(
-            self.node
-                .hub
-                .subscribe(decides.then_some(Broker { session, own })),
-        ))
+        Ok(Response::new(self.node.hub.subscribe(decides.then_some(broker))))
     }
 
     async fn foresee(&self, request: Request<ForeseeRequest>) -> Result<Response<ForeseeResponse>, Status> {
