@@ -252,7 +252,9 @@ fn with_the_whole_control_plane_down_running_pods_go_on_and_everything_recovers(
             "the request went around the proxy"
         );
         sluice.wait_recovered(PATIENCE)?;
-        let later = client(&mesh, "later", cluster)?;
+        cluster.apply(&[pod(&mesh, "later", &client_spec())])?;
+        // The kubelet's own watches may come back as late as a minute after the API server (client-go's back-off).
+        let later = mesh.wait_pod("later", "is Ready", 2 * PATIENCE, |pod| pod.ready)?;
         sluice.ztunnel.wait_held(&[later], PATIENCE)?;
         ensure!(
             mesh.pods()?.iter().all(|pod| pod.restarts == 0),
