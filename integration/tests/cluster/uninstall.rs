@@ -77,6 +77,22 @@ fn uninstalling_leaves_the_node_as_it_was() -> anyhow::Result<()> {
 /// Whether it has come, by the pods of the agent.
 type Moment = fn(&[Value]) -> bool;
 
+/// Begins what brings a moment about.
+type Beginning = fn(&Sluice<'_>) -> anyhow::Result<()>;
+
+fn start_anew(sluice: &Sluice<'_>) -> anyhow::Result<()> {
+    sluice.remove_agent()?;
+    sluice.return_agent()
+}
+
+fn replace(sluice: &Sluice<'_>) -> anyhow::Result<()> {
+    let what = format!("daemonset/{DAEMON_SET}");
+    sluice
+        .cluster
+        .kubectl(&["-n", NAMESPACE, "rollout", "restart", &what])
+        .map(drop)
+}
+
 /// A part of the new agent may still stand by when it is asked to stop, or look for another one, and the old agent has been told
 /// that it stays.
 #[test]
@@ -89,26 +105,20 @@ fn uninstalling_while_the_agent_starts_or_is_replaced_cleans_the_node_as_well() 
                 .iter()
                 .any(|pod| !pod["metadata"]["deletionTimestamp"].is_null())
     };
-    let moments = [
-        ("one starts", starts),
-        ("both are there", both),
-        ("one ends", one_ends),
+    let moments: [(&str, Beginning, Moment); 3] = [
+        ("one starts", start_anew, starts),
+        ("both are there", replace, both),
+        ("one ends", replace, one_ends),
     ];
     on_cluster(|cluster| {
-        for (number, (moment, has_come)) in moments.into_iter().enumerate() {
+        for (number, (moment, begin, has_come)) in moments.into_iter().enumerate() {
             let sluice = Sluice::ensure(cluster)?;
             let namespace = Namespace::create(cluster, &format!("replaced-{number}"), Mesh::In)?;
             namespace.create_pod("client", &client_spec())?;
             let pods = namespace.wait_ready(1, PATIENCE)?;
             sluice.ztunnel.wait_held(&pods, PATIENCE)?;
 
-            if number == 0 {
-                sluice.remove_agent()?;
-                sluice.return_agent()?;
-            } else {
-                let what = format!("daemonset/{DAEMON_SET}");
-                cluster.kubectl(&["-n", NAMESPACE, "rollout", "restart", &what])?;
-            }
+            begin(&sluice)?;
             eventually(moment, PATIENCE, || {
                 Ok(has_come(&cluster.pods_of(NAMESPACE, DAEMON_SET)?).then_some(()))
             })?;
