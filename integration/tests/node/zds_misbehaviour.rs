@@ -39,7 +39,13 @@ fn a_late_answer_is_never_taken_for_that_of_the_next_message() {
         assert!(waited >= DEADLINES.zds, "closed after {waited:?}");
         assert!(peer.ack().is_err(), "a late answer was still taken");
         let outcome = adding.join().unwrap();
+        let told = &outcome.last().stdout;
         assert!(!outcome.succeeded(), "an ADD without an answer passed");
+        // Not by the later deadline of the ADD itself.
+        assert!(
+            told.contains("waiting for ztunnel ack") && told.contains("ZT-TIME"),
+            "{told}"
+        );
     });
     let good = Handoff::ready(&mesh, "good").unwrap();
     mesh.add(&next).unwrap().ok().unwrap();
