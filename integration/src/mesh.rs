@@ -250,13 +250,16 @@ fn control_socket(node: &Node) -> PathBuf {
     node.dir().join("proxy-control.sock")
 }
 
+/// Groups of every container of the chart: the broker's and ztunnel's.
+const GROUPS: [u32; 2] = [BROKER_UID, 1337];
+
 fn executor(node: &Node, options: &MeshOptions) -> anyhow::Result<Spawn> {
     Ok(Spawn::binary("netns-executor")?
         .arg("--run-dir")
         .arg(node.run_dir().root())
         .args(&options.executor)
         .place(node.place_with(&Netns::new()?))
-        .identity(Identity::root_with(&[Capability::CAP_NET_ADMIN]))
+        .identity(Identity::root_with(&[Capability::CAP_NET_ADMIN]).in_groups(&GROUPS))
         .log(node.dir().join("netns-executor.log")))
 }
 
@@ -270,10 +273,9 @@ fn opener(node: &Node, options: &MeshOptions) -> anyhow::Result<Spawn> {
         .arg(node.netns_dir())
         .args(&options.opener)
         .place(node.place_with(&Netns::new()?))
-        .identity(Identity::root_with(&[
-            Capability::CAP_SYS_ADMIN,
-            Capability::CAP_SYS_PTRACE,
-        ]))
+        .identity(
+            Identity::root_with(&[Capability::CAP_SYS_ADMIN, Capability::CAP_SYS_PTRACE]).in_groups(&GROUPS),
+        )
         .log(node.dir().join("netns-opener.log")))
 }
 
@@ -285,7 +287,7 @@ fn broker(node: &Node, manifests: &Manifests, options: &MeshOptions) -> anyhow::
         .arg(manifests.path())
         .args(&options.broker)
         .place(node.place_with(&Netns::new()?))
-        .identity(Identity::user(BROKER_UID))
+        .identity(Identity::user(BROKER_UID).in_groups(&GROUPS))
         .log(node.dir().join("ambient-broker.log")))
 }
 

@@ -85,7 +85,8 @@ impl RunDir {
     pub fn zds_socket(&self) -> PathBuf {
         self.0.join("ztunnel/ztunnel.sock")
     }
-    /// What the serving executor locks: a directory that no other service has mounted. The same for the next three.
+    /// What the serving executor locks: a directory that no other service has mounted (but the installer, which makes some of them).
+    /// The same for the next three.
     pub fn executor_lease(&self) -> PathBuf {
         self.0.join("cni")
     }

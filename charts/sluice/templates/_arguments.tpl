@@ -1,16 +1,4 @@
 {{/* Command lines, each a JSON list. Paths on the right of a mount are as the container sees them. */}}
-{{- define "sluice.prepareArgs" -}}
-{{- $args := list "prepare"
-  "--run-dir" (include "sluice.runDir" .)
-  "--broker-uid" (include "sluice.brokerUid" .)
-  "--ztunnel-dir" .Values.ztunnel.socketDir
-  "--ztunnel-gid" (.Values.ztunnel.gid | toString) -}}
-{{- if .Values.takeover.istioCni -}}
-{{- $args = concat $args (list "--istio-run-dir" .Values.takeover.socketDir) -}}
-{{- end -}}
-{{- toJson $args -}}
-{{- end -}}
-
 {{/* All containers are asked to stop at one time, and only the executor can take rules away when the broker asks it: it stops last. */}}
 {{- define "sluice.executorArgs" -}}
 {{- $selection := .Values.selection -}}
@@ -62,6 +50,9 @@
 {{- $args := list "run"
   "--stand-by"
   "--run-dir" (include "sluice.runDir" .)
+  "--broker-gid" (include "sluice.brokerUid" .)
+  "--ztunnel-dir" .Values.ztunnel.socketDir
+  "--ztunnel-gid" (.Values.ztunnel.gid | toString)
   "--cni-bin-dir" (ternary $platform.binDir "/host/opt/cni/bin" (ne $cni.binMount ""))
   "--host-cni-bin-dir" $platform.binDir
   "--cni-net-dir" "/host/etc/cni/net.d"

@@ -56,7 +56,6 @@ ownPods:
 
 {{/* Names of the containers that are rendered, with their values. */}}
 {{- define "sluice.containers" -}}
-prepare: prepare
 netns-executor: executor
 {{- if ne .Values.profile "enrolOnAdd" }}
 netns-opener: opener

@@ -1,7 +1,7 @@
 {{/* What the schema cannot say. Each message: which value, what is wrong, what to do. */}}
 {{- define "sluice.validate" -}}
 {{- $values := .Values -}}
-{{- $needed := dict "prepare" (list "CHOWN") "executor" (list "NET_ADMIN") -}}
+{{- $needed := dict "executor" (list "NET_ADMIN") -}}
 {{- if ne $values.profile "enrolOnAdd" -}}
 {{- $_ := set $needed "opener" (list "SYS_ADMIN" "SYS_PTRACE") -}}
 {{- end -}}

@@ -120,7 +120,7 @@ impl Node {
         RunDir::new(self.dir().join("run"))
     }
 
-    /// Makes the run directories with the owners and modes that the chart's `prepare` container gives them.
+    /// Makes the run directories with the owners and modes that executor and installer give them.
     pub fn prepare_run_dir(&self) -> anyhow::Result<RunDir> {
         crate::rundir::prepare(&self.run_dir())?;
         Ok(self.run_dir())

@@ -80,7 +80,6 @@ const NEEDS: &[(&str, &str)] = &[
 
 /// Exactly what these containers need; every other value is refused.
 const FIXED: &[&str] = &[
-    "prepare.capabilities",
     "executor.capabilities",
     "opener.capabilities",
     "broker.capabilities",

@@ -6,12 +6,13 @@ use sluice_proto::paths::BROKER_UID;
 use crate::helm::{Release, texts};
 
 /// container, uid, capabilities; in the order in which the kubelet starts them.
-pub(crate) const CONTAINERS: [(&str, u32, &[&str]); 5] = [
-    ("prepare", 0, &["CHOWN"]),
+pub(crate) const CONTAINERS: [(&str, u32, &[&str]); 6] = [
     ("installer", 0, &[]),
     ("netns-opener", 0, &["SYS_ADMIN", "SYS_PTRACE"]),
     ("ambient-broker", BROKER_UID, &[]),
     ("netns-executor", 0, &["NET_ADMIN"]),
+    ("ambient-broker-spare", BROKER_UID, &[]),
+    ("netns-executor-spare", 0, &["NET_ADMIN"]),
 ];
 
 fn both_profiles() -> [Release; 2] {
@@ -35,7 +36,7 @@ fn each_container_has_exactly_its_capabilities_and_user() {
 
 #[test]
 fn a_spare_is_as_the_container_that_it_stands_in_for() {
-    let release = Release::render(&["spares=true"]);
+    let release = Release::render(&[]);
     let lease = |container: &Value| {
         let mounts = container["volumeMounts"].as_array().into_iter().flatten();
         let leases = mounts.filter(|mount| mount["mountPath"] == "/var/lib/lease");
@@ -59,11 +60,16 @@ fn a_spare_is_as_the_container_that_it_stands_in_for() {
         }
         assert_eq!(first, spare, "{name}");
     }
-    let openshift = Release::render(&["platform=openshift", "spares=true"]);
+    let openshift = Release::render(&["platform=openshift"]);
     let constraints = openshift.object("SecurityContextConstraints", "sluice-node");
     assert!(texts(&constraints["volumes"]).contains(&"emptyDir"));
-    let default = Release::render(&[]);
-    assert!(lease(default.container("ambient-broker")).is_empty());
+    let alone = Release::render(&["spares=false"]);
+    let names: Vec<&str> = alone.containers().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(
+        names,
+        CONTAINERS[..4].iter().map(|(name, ..)| *name).collect::<Vec<_>>()
+    );
+    assert!(lease(alone.container("ambient-broker")).is_empty());
 }
 
 #[test]
@@ -173,7 +179,6 @@ fn mounts(release: &Release, container: &str) -> Vec<String> {
 #[test]
 fn each_container_sees_only_its_directories_of_the_host() {
     let release = Release::render(&[]);
-    assert_eq!(mounts(&release, "prepare"), ["/run/sluice", "/var/run/ztunnel"]);
     assert_eq!(
         mounts(&release, "netns-executor"),
         [
@@ -206,9 +211,11 @@ fn each_container_sees_only_its_directories_of_the_host() {
         [
             "/etc/cni/net.d at /host/etc/cni/net.d",
             "/opt/cni/bin at /host/opt/cni/bin",
-            "/run/sluice/node ro",
+            "/run/sluice/broker",
+            "/run/sluice/node",
             "/run/sluice/plugin",
             "/var/lib/sluice",
+            "/var/run/ztunnel",
         ]
     );
 }
@@ -236,9 +243,7 @@ fn every_container_has_probes_and_resources_of_its_own() {
         assert!(container["resources"]["limits"]["memory"].is_string(), "{name}");
         // A limit on CPU time would stretch ADDs of pods.
         assert!(container["resources"]["limits"]["cpu"].is_null(), "{name}");
-        if name != "prepare" {
-            assert!(container["livenessProbe"].is_object(), "{name}");
-        }
+        assert!(container["livenessProbe"].is_object(), "{name}");
     }
     // Through its own binary, since nothing else is in the image.
     for name in ["netns-executor", "netns-opener", "installer"] {

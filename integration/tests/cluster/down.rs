@@ -63,7 +63,7 @@ fn each_container_that_hangs_lets_no_mesh_pod_start_unprotected() -> anyhow::Res
         let sluice = Sluice::ensure(cluster)?;
         let mesh = Namespace::create(cluster, "hangs", Mesh::In)?;
         for container in ["netns-executor", "ambient-broker"] {
-            let process = sluice.service_pid(&sluice.init_pid(container)?)?;
+            let process = sluice.serving_pid(container)?;
             cluster.node(&["kill", "-STOP", &process])?;
             let outcome = attempt(cluster, &mesh.name, &format!("{container}-hangs"));
             cluster.node(&["kill", "-CONT", &process])?;
@@ -86,7 +86,7 @@ fn an_opener_or_installer_that_hangs_keeps_no_pod_from_starting_enrolled() -> an
         let sluice = Sluice::ensure(cluster)?;
         let mesh = Namespace::create(cluster, "hangs-beside", Mesh::In)?;
         for container in ["netns-opener", "installer"] {
-            let process = sluice.service_pid(&sluice.init_pid(container)?)?;
+            let process = sluice.serving_pid(container)?;
             cluster.node(&["kill", "-STOP", &process])?;
             let name = format!("{container}-hangs");
             let started = client(&mesh, &name, cluster)

@@ -208,15 +208,16 @@ impl Cluster {
 
     /// The end of each log that may explain a failure.
     fn evidence(&self) -> String {
-        use crate::sluice::{CONTAINERS, DAEMON_SET, NAMESPACE};
+        use crate::sluice::{CONTAINERS, DAEMON_SET, NAMESPACE, with_spare};
         let what = format!("daemonset/{DAEMON_SET}");
-        let logs = CONTAINERS.map(|container| {
+        let logs = CONTAINERS.into_iter().flat_map(with_spare).map(|container| {
             let log = self.kubectl(&["-n", NAMESPACE, "logs", &what, "-c", container, "--tail=15"]);
             format!(
                 "--- {container}\n{}",
                 log.unwrap_or_else(|error| error.to_string())
             )
         });
+        let logs: Vec<String> = logs.collect();
         let kubelet = self.log("kubelet").unwrap_or_default();
         let complaints: Vec<&str> = kubelet.lines().filter(|line| line.starts_with('E')).collect();
         format!(

@@ -13,7 +13,7 @@ use crate::enrol::netns_of;
 use crate::harness::{Cluster, Mesh, Namespace, PATIENCE, eventually, on_cluster};
 use crate::load::client_spec;
 use crate::pods::{pod, probes, server_spec};
-use crate::sluice::{CONTAINERS, DAEMON_SET, NAMESPACE, Sluice};
+use crate::sluice::{CONTAINERS, DAEMON_SET, NAMESPACE, Sluice, with_spare};
 
 /// kubectl with the plugin in its PATH.
 pub(crate) struct Plugin {
@@ -248,7 +248,7 @@ fn check_report(report: &Path, mesh: &Namespace<'_>, uid: &str, node: &str) -> a
         let text = std::fs::read_to_string(report.join(file)).with_context(|| file.to_owned())?;
         ensure!(text.contains(part), "no {part:?} in {file}: {text}");
     }
-    for container in CONTAINERS.iter().chain(&["prepare"]) {
+    for container in CONTAINERS.into_iter().flat_map(with_spare) {
         let log = format!("logs/{container}.log");
         ensure!(report.join(&log).is_file(), "no {log}");
     }

@@ -95,7 +95,7 @@ fn a_labelled_pod_of_an_excluded_namespace_never_joins() -> anyhow::Result<()> {
         namespace.wait_pod("web", "is Ready", PATIENCE, |pod| pod.ready)?;
         out("after its ADD")?;
 
-        kill_service(cluster, &sluice, &sluice.init_pid("ambient-broker")?)?;
+        kill_service(cluster, &sluice, sluice.serving("ambient-broker")?)?;
         sluice.wait_recovered(PATIENCE)?;
         out("after a restart")?;
 

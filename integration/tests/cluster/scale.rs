@@ -10,7 +10,7 @@ use crate::api::Api;
 use crate::harness::{Cluster, Mesh, Namespace, PATIENCE, eventually, on_cluster};
 use crate::load::client_spec;
 use crate::pods::deployment;
-use crate::sluice::Sluice;
+use crate::sluice::{Sluice, with_spare};
 use crate::upgrade::kill_service;
 
 /// Pods elsewhere in the cluster.
@@ -33,7 +33,7 @@ fn ten_thousand_pods_elsewhere_cost_the_agent_hardly_any_memory() -> anyhow::Res
         let pods = mesh.wait_ready(LOCAL, Duration::from_mins(10))?;
         sluice.ztunnel.wait_held(&pods, PATIENCE)?;
         // What start-up with all of them leaves behind counts, too.
-        kill_service(cluster, &sluice, &sluice.init_pid("ambient-broker")?)?;
+        kill_service(cluster, &sluice, sluice.serving("ambient-broker")?)?;
         sluice.wait_recovered(PATIENCE)?;
         sluice.ztunnel.wait_held(&pods, PATIENCE)?;
 
@@ -61,11 +61,13 @@ fn ten_thousand_pods_elsewhere_cost_the_agent_hardly_any_memory() -> anyhow::Res
     })
 }
 
-/// Resident memory in bytes of all processes of a container, process 1 included; what they share counts once.
-fn resident(cluster: &Cluster, sluice: &Sluice<'_>, container: &str) -> anyhow::Result<u64> {
-    let init = sluice.init_pid(container)?;
+/// Resident memory in bytes of all processes of a container and its spare, process 1 included; what they share counts once.
+fn resident(cluster: &Cluster, sluice: &Sluice<'_>, container: &'static str) -> anyhow::Result<u64> {
+    let containers = with_spare(container).into_iter();
+    let mut next: Vec<String> = containers
+        .map(|name| sluice.init_pid(name))
+        .collect::<anyhow::Result<_>>()?;
     let mut total = 0;
-    let mut next = vec![init];
     while let Some(pid) = next.pop() {
         // proc_pid_smaps(5): Pss, in units of 1024 bytes.
         let line = cluster.node(&["grep", "^Pss:", &format!("/proc/{pid}/smaps_rollup")])?;

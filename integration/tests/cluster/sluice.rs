@@ -14,8 +14,17 @@ pub(crate) const NAMESPACE: &str = "sluice-system";
 /// Name of release and DaemonSet.
 const RELEASE: &str = "sluice";
 pub(crate) const DAEMON_SET: &str = "sluice-node";
-/// Containers of the agent pod, in the default profile.
+/// Containers of the agent pod, in the default profile, but for the spares.
 pub(crate) const CONTAINERS: [&str; 4] = ["netns-executor", "netns-opener", "ambient-broker", "installer"];
+
+/// A container and its spare, if it has one. Opener and installer have none: no new pod waits for them.
+pub(crate) fn with_spare(container: &'static str) -> Vec<&'static str> {
+    match container {
+        "netns-executor" => vec![container, "netns-executor-spare"],
+        "ambient-broker" => vec![container, "ambient-broker-spare"],
+        _ => vec![container],
+    }
+}
 
 /// The installed release with its proxy.
 pub(crate) struct Sluice<'a> {
@@ -143,6 +152,38 @@ impl<'a> Sluice<'a> {
             .filter(|pid| *pid != 0)
             .context("no pid")?
             .to_string())
+    }
+
+    /// Of a container and its spare, if it has one, the one whose service works.
+    pub(crate) fn serving(&self, container: &'static str) -> anyhow::Result<&'static str> {
+        let [_, spare] = with_spare(container)[..] else {
+            return Ok(container);
+        };
+        let services = [self.service_of(container)?, self.service_of(spare)?];
+        eventually("one of the two stands by", PATIENCE, || {
+            // The other one's service waits for the lock: proc_locks(5), with `->` in the second place and its process id in the sixth.
+            let locks = self.cluster.node(&["cat", "/proc/locks"])?;
+            let waits = |service: &String| {
+                locks.lines().any(|line| {
+                    let fields: Vec<&str> = line.split_whitespace().collect();
+                    fields.get(1) == Some(&"->") && fields.get(5) == Some(&service.as_str())
+                })
+            };
+            Ok(match services.each_ref().map(waits) {
+                [false, true] => Some(container),
+                [true, false] => Some(spare),
+                _ => None,
+            })
+        })
+    }
+
+    fn service_of(&self, container: &str) -> anyhow::Result<String> {
+        self.service_pid(&self.init_pid(container)?)
+    }
+
+    /// Process id, in the node's PID namespace, of the service that works in a container or its spare.
+    pub(crate) fn serving_pid(&self, container: &'static str) -> anyhow::Result<String> {
+        self.service_of(self.serving(container)?)
     }
 
     /// Process id, in the node's PID namespace, of the service that process 1 of a container looks after.

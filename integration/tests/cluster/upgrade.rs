@@ -9,7 +9,7 @@ use crate::harness::{Cluster, Mesh, Namespace, PATIENCE, eventually, on_cluster,
 use crate::load::client_spec;
 use crate::pods::BOX;
 use crate::scenario::{DELAY_LIMIT, busy};
-use crate::sluice::{CONTAINERS, DAEMON_SET, NAMESPACE, Sluice};
+use crate::sluice::{CONTAINERS, DAEMON_SET, NAMESPACE, Sluice, with_spare};
 
 /// From the start of a rolling upgrade until the new agent serves.
 const ROLLOUT_LIMIT: Duration = Duration::from_secs(5);
@@ -70,11 +70,12 @@ fn median(mut times: Vec<Duration>) -> Duration {
 /// Name of the DaemonSet of [`of_our_shape`].
 const SHAPE: &str = "shape";
 
-/// A DaemonSet whose pod has as many containers as ours, one of them for initialisation and one with a readiness probe.
+/// A DaemonSet whose pod has as many containers as ours, one of them with a readiness probe.
 fn of_our_shape(namespace: &Namespace<'_>) -> Value {
     let container = |name: &str, command: &[&str]| json!({"name": name, "image": BOX, "imagePullPolicy": "IfNotPresent", "command": command});
     let mut containers: Vec<Value> = CONTAINERS
         .iter()
+        .flat_map(|container| with_spare(container))
         .map(|name| container(name, &["sh", "-c", "trap 'exit 0' TERM; sleep 1000000 & wait"]))
         .collect();
     containers[0] = container(CONTAINERS[0], &["box", "serve"]);
@@ -89,7 +90,6 @@ fn of_our_shape(namespace: &Namespace<'_>) -> Value {
                 "metadata": {"labels": {"app": SHAPE}},
                 "spec": {
                     "tolerations": [{"operator": "Exists"}],
-                    "initContainers": [container("prepare", &["true"])],
                     "containers": containers,
                 },
             },
@@ -129,28 +129,31 @@ fn killing_each_service_twice_costs_no_request_and_delays_no_pod() -> anyhow::Re
     on_cluster(|cluster| {
         let sluice = Sluice::ensure(cluster)?;
         for container in CONTAINERS {
-            let init = sluice.init_pid(container)?;
+            let inits = || {
+                let all = with_spare(container).into_iter();
+                all.map(|container| sluice.init_pid(container))
+                    .collect::<anyhow::Result<Vec<_>>>()
+            };
+            let before = inits()?;
             let outcome = busy(&sluice, &format!("kill-{container}"), || {
                 let began = Instant::now();
                 for _ in 0..2 {
-                    kill_service(cluster, &sluice, &init)?;
+                    kill_service(cluster, &sluice, sluice.serving(container)?)?;
                     sluice.wait_recovered(PATIENCE)?;
                 }
                 Ok(began)
             })?;
             outcome.print(&format!("kill -9 of {container}'s service, twice"));
             outcome.assert_no_pod_delayed(DELAY_LIMIT)?;
-            ensure!(
-                sluice.init_pid(container)? == init,
-                "the container of {container} was restarted"
-            );
+            ensure!(inits()? == before, "a container of {container} was restarted");
         }
         Ok(())
     })
 }
 
 /// Kills the service of a container and waits until its process 1 has started another.
-pub(crate) fn kill_service(cluster: &Cluster, sluice: &Sluice<'_>, init: &str) -> anyhow::Result<()> {
+pub(crate) fn kill_service(cluster: &Cluster, sluice: &Sluice<'_>, container: &str) -> anyhow::Result<()> {
+    let init = &sluice.init_pid(container)?;
     let service = sluice.service_pid(init)?;
     cluster.node(&["kill", "-KILL", &service])?;
     eventually("the service runs again", PATIENCE, || {
@@ -158,24 +161,16 @@ pub(crate) fn kill_service(cluster: &Cluster, sluice: &Sluice<'_>, init: &str) -
     })
 }
 
-/// Each container with its spare. Opener and installer have none: no new pod waits for them.
-const KILLED: [(&str, Option<&str>); 4] = [
-    ("netns-executor", Some("netns-executor-spare")),
-    ("ambient-broker", Some("ambient-broker-spare")),
-    ("netns-opener", None),
-    ("installer", None),
-];
-
 /// The first time, the kubelet starts a container again at once, the second time after 10 s and more. The spare serves by then,
 /// and is killed as well when the first is back; once, because each second that this takes makes another pod.
 #[test]
 fn killing_each_whole_container_twice_costs_no_request_and_delays_no_pod() -> anyhow::Result<()> {
     on_cluster(|cluster| {
-        let sluice = Sluice::ensure_with(cluster, &["spares=true"])?;
-        for (container, spare) in KILLED {
+        let sluice = Sluice::ensure(cluster)?;
+        for container in CONTAINERS {
             let outcome = busy(&sluice, &format!("end-{container}"), || {
                 let began = Instant::now();
-                for container in [Some(container), Some(container), spare].into_iter().flatten() {
+                for container in [container].into_iter().chain(with_spare(container)) {
                     end_container(cluster, &sluice, container)?;
                 }
                 sluice.wait_recovered(PATIENCE)?;

@@ -8,7 +8,7 @@ use sluice_integration::mesh::{Mesh, MeshOptions};
 use sluice_proto::paths::BROKER_UID;
 use sluice_testkit::netns::{Netns, Place};
 use sluice_testkit::node::Node;
-use sluice_testkit::process::{Identity, Process, Spawn, binary, output, text};
+use sluice_testkit::process::{Capability, Identity, Process, Spawn, binary, output, text};
 use sluice_testkit::wait::poll_true;
 
 /// What came of opening a namespace and entering it.
@@ -132,7 +132,7 @@ fn a_proxy_of_ztunnels_group_needs_no_capability_for_the_socket() {
     let node = Node::new().unwrap();
     let zds = node.dir().join("ztunnel");
     let (run, zds_dir) = (node.dir().join("prepared"), zds.to_str().unwrap());
-    // As the kubelet makes it; owner, group and mode come from the chart's init container.
+    // As the kubelet makes it; group and mode come from the installer.
     std::fs::create_dir(&zds).unwrap();
     let prepare = [
         "prepare",
@@ -159,7 +159,7 @@ fn a_proxy_of_ztunnels_group_needs_no_capability_for_the_socket() {
         let path = path.to_str().unwrap();
         text(mesh.node().place(), "stat", &["--format=%u %g %a", path], b"").unwrap()
     };
-    assert_eq!(stat(&zds).trim(), format!("{BROKER_UID} 1337 2750"));
+    assert_eq!(stat(&zds).trim(), "0 1337 2770");
     assert_eq!(stat(&socket).trim(), format!("{BROKER_UID} 1337 660"));
 
     // As ztunnel's chart has it: uid 0, gid 1337, no DAC_OVERRIDE.
@@ -209,4 +209,38 @@ fn a_proxy_of_ztunnels_group_needs_no_capability_for_the_socket() {
     assert!(may_write("--regid=1337", "-all"));
     assert!(!may_write("--regid=0", "-all"));
     assert!(may_write("--regid=0", "-all,+dac_override"));
+}
+
+#[test]
+fn an_executor_of_the_brokers_group_makes_its_directories_without_further_capability() {
+    let node = Node::new().unwrap();
+    let run = node.run_dir();
+    // As the kubelet makes them.
+    for name in ["cni", "executor", "opener", "state"] {
+        std::fs::create_dir_all(run.root().join(name)).unwrap();
+    }
+    let executor = Spawn::binary("netns-executor")
+        .unwrap()
+        .arg("--run-dir")
+        .arg(run.root())
+        .place(node.place_with(&Netns::new().unwrap()))
+        .identity(Identity::root_with(&[Capability::CAP_NET_ADMIN]).in_groups(&[BROKER_UID]))
+        .log(node.dir().join("netns-executor.log"))
+        .start()
+        .unwrap();
+    let serves = || run.executor_socket().exists();
+    executor
+        .wait_ready(sluice_integration::mesh::SOON, serves)
+        .unwrap();
+    for (name, wanted) in [
+        ("cni", "0 0 700".to_owned()),
+        ("executor", format!("0 {BROKER_UID} 2750")),
+        ("executor/executor.sock", format!("0 {BROKER_UID} 660")),
+        ("opener", "0 0 700".to_owned()),
+        ("state", "0 0 700".to_owned()),
+    ] {
+        let path = run.root().join(name).display().to_string();
+        let found = text(node.place(), "stat", &["--format=%u %g %a", &path], b"").unwrap();
+        assert_eq!(found.trim(), wanted, "{name}");
+    }
 }

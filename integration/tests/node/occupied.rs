@@ -52,9 +52,9 @@ fn a_second_executor_or_broker_ends_and_the_first_goes_on() {
     mesh_pod(&mesh, "after").unwrap();
 }
 
-/// A broker of a node of its own that listens on a port of `netns`.
-fn broker(node: &Node, netns: &Netns, port: u16) -> Process {
-    let run = node.prepare_run_dir().unwrap();
+/// A broker of a node of its own, with its run directories, in `netns`.
+pub(crate) fn broker(node: &Node, netns: &Netns, args: &[&str]) -> Process {
+    let run = node.run_dir();
     let manifests = node.dir().join("manifests");
     std::fs::create_dir_all(&manifests).unwrap();
     Spawn::binary("ambient-broker")
@@ -63,7 +63,7 @@ fn broker(node: &Node, netns: &Netns, port: u16) -> Process {
         .arg(run.root())
         .arg("--manifests")
         .arg(&manifests)
-        .args(["--listen", &format!("127.0.0.1:{port}")])
+        .args(args)
         .place(node.place_with(netns))
         .identity(Identity::user(BROKER_UID))
         .log(node.dir().join("broker.log"))
@@ -75,10 +75,14 @@ fn broker(node: &Node, netns: &Netns, port: u16) -> Process {
 fn a_port_that_is_taken_ends_the_broker_which_names_its_owner() {
     let (first, second) = (Node::new().unwrap(), Node::new().unwrap());
     let netns = Netns::new().unwrap();
-    let owner = broker(&first, &netns, 15020);
+    for node in [&first, &second] {
+        node.prepare_run_dir().unwrap();
+    }
+    let listens = ["--listen", "127.0.0.1:15020"];
+    let owner = broker(&first, &netns, &listens);
     let http = first.run_dir().http_socket();
     owner.wait_ready(SOON, || http.exists()).unwrap();
-    let refused = broker(&second, &netns, 15020);
+    let refused = broker(&second, &netns, &listens);
     assert_eq!(refused.wait(BOUND).unwrap().code(), Some(1));
     let pid = owner.pid();
     told(
@@ -88,7 +92,7 @@ fn a_port_that_is_taken_ends_the_broker_which_names_its_owner() {
 
     // What another user has open may not be looked into, only whose it is.
     let _root = EchoServer::start(&netns, 15021).unwrap();
-    let refused = broker(&second, &netns, 15021);
+    let refused = broker(&second, &netns, &["--listen", "127.0.0.1:15021"]);
     assert_eq!(refused.wait(BOUND).unwrap().code(), Some(1));
     told(
         &refused,

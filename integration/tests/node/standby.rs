@@ -2,13 +2,17 @@
 //! ended, however that came about.
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown};
 
 use nix::sys::signal::Signal;
 use sluice_integration::mesh::{Mesh, MeshOptions, SOON};
 use sluice_integration::scene::mesh_pod;
+use sluice_proto::paths::BROKER_UID;
+use sluice_testkit::netns::Netns;
+use sluice_testkit::node::Node;
 use sluice_testkit::process::Process;
 
+use crate::occupied::broker;
 use crate::restart::{ends, survives_with};
 
 /// How often the agent is replaced.
@@ -125,4 +129,29 @@ fn an_executor_waits_for_the_end_of_its_own_agents_broker_and_of_no_other() {
         }
         assert!(mesh.executor.wait(SOON).unwrap().success(), "{broker}");
     }
+}
+
+/// As after a reboot: the kubelet has made the directories, and nobody has given them to the broker yet.
+#[test]
+fn a_broker_waits_until_it_may_make_its_sockets() {
+    let node = Node::new().unwrap();
+    let run = node.prepare_run_dir().unwrap();
+    let directory = run.workload_socket().parent().unwrap().to_owned();
+    let give = |group: u32, mode: u32| {
+        chown(&directory, Some(0), Some(group)).unwrap();
+        fs::set_permissions(&directory, Permissions::from_mode(mode)).unwrap();
+    };
+    give(0, 0o755);
+    let broker = broker(&node, &Netns::new().unwrap(), &["--stand-by"]);
+    let waits = || {
+        broker
+            .log_text()
+            .contains("waiting for the installer to make a directory")
+    };
+    broker.wait_ready(SOON, waits).unwrap();
+    assert!(broker.is_running() && !run.workload_socket().exists());
+    give(BROKER_UID, 0o2770);
+    broker
+        .wait_ready(SOON, || run.workload_socket().exists())
+        .unwrap();
 }

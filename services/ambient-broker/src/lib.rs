@@ -2,6 +2,7 @@
 pub mod cluster;
 mod compat;
 pub mod config;
+pub mod directories;
 mod door;
 pub mod driver;
 pub mod executor;

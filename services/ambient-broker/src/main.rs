@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::Parser;
 use sluice_ambient_broker::config::Args;
 use sluice_ambient_broker::service::run;
-use sluice_ambient_broker::standby;
+use sluice_ambient_broker::{directories, standby};
 use sluice_runtime::{init, lease, limits, privileges, seccomp, shutdown, telemetry};
 
 const SECCOMP: &str = include_str!("../seccomp/ambient-broker.json");
@@ -42,6 +42,9 @@ fn start(args: &Args) -> anyhow::Result<()> {
     limits::use_one_heap();
     let open_files = limits::raise_open_files().context("cannot raise the open-files limit")?;
     privileges::drop_to(&[])?;
+    if args.stand_by {
+        directories::wait(&config, args.manifests.is_none())?;
+    }
     seccomp::install(SECCOMP)?;
     let _pod_lease = lease::of_pod(args.pod_lease.as_deref())?;
     tracing::info!(open_files, selection = config.selection.hash(), "starting");

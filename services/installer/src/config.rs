@@ -56,8 +56,8 @@ pub enum Command {
         #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=60))]
         wait: u64,
     },
-    /// Make the run directories with owner and mode, before any other container starts.
-    Prepare(PrepareOptions),
+    /// Make the run directories as `run` does with `--broker-gid`, and end.
+    Prepare,
 }
 
 /// Settings of `purge`.
@@ -76,18 +76,25 @@ pub struct PurgeOptions {
     pub force: bool,
 }
 
-/// Settings of `prepare`.
+/// Groups and places of the run directories.
 #[derive(Debug, Clone, Args)]
-pub struct PrepareOptions {
+pub struct RunDirFlags {
+    /// Group of the broker. Before anything else, `run` makes the directories of its own and of the broker's sockets, and gives
+    /// those to this group, of which it has to be a member; without this setting they have to be there.
+    #[arg(long, global = true, env = "SLUICE_BROKER_GID")]
+    pub broker_gid: Option<u32>,
     /// Directory of the ZDS socket; not made if not named.
-    #[arg(long, env = "SLUICE_ZTUNNEL_DIR")]
+    #[arg(long, global = true, env = "SLUICE_ZTUNNEL_DIR")]
     pub ztunnel_dir: Option<PathBuf>,
     /// Group of that directory and of the socket in it: ztunnel's.
-    #[arg(long, env = "SLUICE_ZTUNNEL_GID", default_value_t = 1337)]
+    #[arg(long, global = true, env = "SLUICE_ZTUNNEL_GID", default_value_t = 1337)]
     pub ztunnel_gid: u32,
-    /// uid and gid of the broker.
-    #[arg(long, env = "SLUICE_BROKER_UID", default_value_t = BROKER_UID)]
-    pub broker_uid: u32,
+}
+
+impl RunDirFlags {
+    pub(crate) fn broker(&self) -> u32 {
+        self.broker_gid.unwrap_or(BROKER_UID)
+    }
 }
 
 /// Settings of all commands.
@@ -100,6 +107,8 @@ pub struct Flags {
     /// Run directory; all sockets are below it.
     #[arg(long, global = true, env = "SLUICE_RUN_DIR", default_value = RUN_DIR)]
     pub run_dir: PathBuf,
+    #[command(flatten)]
+    pub run_dirs: RunDirFlags,
     /// Directory of the node's network configurations, as this process sees it.
     #[arg(
         long,

@@ -34,7 +34,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use config::{Cli, Command, Flags, PrepareOptions};
+use config::{Cli, Command, Flags};
 use installer::Installer;
 use sluice_proto::transport::uds::check_free;
 use sluice_runtime::lease::Candidate;
@@ -74,7 +74,7 @@ pub fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
                 ExitCode::FAILURE
             });
         }
-        Command::Prepare(options) => prepare(&flags, &options)?,
+        Command::Prepare => prepare(&flags)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -83,6 +83,9 @@ fn run(flags: Flags) -> anyhow::Result<()> {
     limits::use_one_heap();
     limits::raise_open_files().context("cannot raise the open-files limit")?;
     let entry = flags.entry()?;
+    if flags.run_dirs.broker_gid.is_some() {
+        make_directories(&flags)?;
+    }
     run_dir::check(&flags.run(), flags.allow_disk).context("the run directory cannot be used")?;
     commands::warn_without_stand_in(&flags);
     privileges::drop_to(flags.capabilities())?;
@@ -106,7 +109,7 @@ fn run(flags: Flags) -> anyhow::Result<()> {
     event_loop()?.block_on(async { Ok(service::run(installer, shutdown::signalled()?).await?) })
 }
 
-fn prepare(flags: &Flags, options: &PrepareOptions) -> anyhow::Result<()> {
+fn prepare(flags: &Flags) -> anyhow::Result<()> {
     let chown = caps::has_cap(None, caps::CapSet::Permitted, caps::Capability::CAP_CHOWN)?;
     let keep: &[caps::Capability] = if chown {
         &[caps::Capability::CAP_CHOWN]
@@ -114,13 +117,13 @@ fn prepare(flags: &Flags, options: &PrepareOptions) -> anyhow::Result<()> {
         &[]
     };
     privileges::drop_to(keep)?;
-    run_dir::prepare(
-        &flags.run(),
-        options,
-        flags.istio_run_dir.as_deref(),
-        flags.allow_disk,
-    )?;
-    Ok(())
+    make_directories(flags)
+}
+
+fn make_directories(flags: &Flags) -> anyhow::Result<()> {
+    let istio = flags.istio_run_dir.as_deref();
+    run_dir::prepare(&flags.run(), &flags.run_dirs, istio, flags.allow_disk)
+        .context("the run directories cannot be made")
 }
 
 /// One thread for everything that waits; a second one only while the node is looked at.

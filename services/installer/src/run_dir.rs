@@ -1,4 +1,5 @@
-//! The run directories: made once, before any other container of the agent starts, and checked by whoever relies on them.
+//! The run directories, made by the installer before it does anything else; the broker waits for its own, and the executor makes
+//! those that are of nobody else.
 //!
 //! Each socket has a directory of its own, whose owner and mode say who may make the socket and who may reach it.
 
@@ -8,10 +9,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat};
 use rustix::io::Errno;
-use rustix::process::{Gid, Uid};
+use rustix::process::Gid;
 use sluice_proto::paths::RunDir;
 
-use crate::config::PrepareOptions;
+use crate::config::RunDirFlags;
 
 /// `f_type` of a tmpfs (linux/magic.h).
 const TMPFS: u64 = 0x0102_1994;
@@ -31,7 +32,7 @@ pub(crate) enum RunDirError {
     NotADirectory { path: PathBuf },
     #[error("{} is not on a tmpfs: what it holds must not survive a reboot (mount the host's /run, or allow it with --allow-disk)", path.display())]
     NotTmpfs { path: PathBuf },
-    #[error("{} belongs to uid {uid}, mode {mode:04o}; it must be uid {allowed_uid}, and nobody else may write (run `installer prepare` first)", path.display())]
+    #[error("{} belongs to uid {uid}, mode {mode:04o}; it must be uid {allowed_uid}, and nobody else may write (chown it, or remove it and it is made anew)", path.display())]
     Owner {
         path: PathBuf,
         uid: u32,
@@ -40,40 +41,31 @@ pub(crate) enum RunDirError {
     },
 }
 
-/// A directory as it is to be.
+/// A directory as it is to be. Its owner is whoever runs the installer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Wanted {
     path: PathBuf,
-    uid: u32,
     gid: u32,
     mode: u32,
 }
 
-/// Who makes and who reaches each socket, as owner, group and mode of its directory.
-fn table(run: &RunDir, options: &PrepareOptions) -> Vec<Wanted> {
+/// The directories that the executor does not make for itself. The broker is no more than a member of the group of its own, and
+/// set-group-ID gives its sockets that group, through which root without CAP_DAC_OVERRIDE reaches them.
+fn table(run: &RunDir, options: &RunDirFlags, istio: Option<&Path>) -> Vec<Wanted> {
     let parent = |socket: PathBuf| socket.parent().map(PathBuf::from).unwrap_or_default();
-    let broker = options.broker_uid;
+    let (own, broker) = (rustix::process::getegid().as_raw(), options.broker());
     let mut wanted = vec![
-        (run.root().to_owned(), 0, 0, 0o755),
-        (parent(run.cni_socket()), 0, 0, 0o700),
-        // Set-group-ID: the executor may not give its sockets to the broker's group, so the directory does.
-        (parent(run.executor_socket()), 0, broker, 0o2750),
-        (parent(run.opener_socket()), 0, 0, 0o700),
-        (parent(run.sandboxes()), 0, 0, 0o700),
-        // The other way round: root without CAP_DAC_OVERRIDE reaches the broker's sockets through its group.
-        (parent(run.workload_socket()), broker, 0, 0o2750),
-        (parent(run.node_socket()), broker, 0, 0o2750),
-        (parent(run.kubeconfig()), 0, 0, 0o700),
+        (parent(run.kubeconfig()), own, 0o700),
+        (parent(run.workload_socket()), broker, 0o2770),
+        (parent(run.node_socket()), broker, 0o2770),
     ];
-    wanted.extend(
-        options
-            .ztunnel_dir
-            .clone()
-            .map(|path| (path, broker, options.ztunnel_gid, 0o2750)),
-    );
+    let ztunnel = options.ztunnel_dir.clone();
+    wanted.extend(ztunnel.map(|path| (path, options.ztunnel_gid, 0o2770)));
+    // The broker replaces one socket in it, we another, and the agent that it belongs to still runs.
+    wanted.extend(istio.map(|path| (path.to_owned(), broker, 0o770)));
     wanted
         .into_iter()
-        .map(|(path, uid, gid, mode)| Wanted { path, uid, gid, mode })
+        .map(|(path, gid, mode)| Wanted { path, gid, mode })
         .collect()
 }
 
@@ -94,24 +86,30 @@ pub(crate) fn all(run: &RunDir) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Makes every directory, or gives an existing one owner and mode. Needs CAP_CHOWN, because some are the broker's.
+/// Makes every directory, or gives an existing one group and mode. Needs no capability, but has to be a member of the groups;
+/// the directories that are there, as the kubelet makes them for a hostPath, belong to root, which is us.
 pub(crate) fn prepare(
     run: &RunDir,
-    options: &PrepareOptions,
+    options: &RunDirFlags,
     istio: Option<&Path>,
     allow_disk: bool,
 ) -> Result<(), RunDirError> {
-    let mut table = table(run, options);
-    // The broker replaces one socket in it, we another, and the agent that it belongs to still runs.
-    table.extend(istio.map(|path| Wanted {
-        path: path.to_owned(),
-        uid: 0,
-        gid: options.broker_uid,
-        mode: 0o770,
-    }));
-    for wanted in &table {
-        let directory = ensure(wanted)?;
-        if wanted.path == run.root() && !allow_disk {
+    match std::fs::create_dir_all(run.root()) {
+        // What is in the way is told below.
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            return Err(RunDirError::Io {
+                action: "make",
+                hint: "",
+                path: run.root().to_owned(),
+                source: error,
+            });
+        }
+        _ => {}
+    }
+    open(CWD, run.root().as_os_str(), OFlags::PATH, run.root())?;
+    for wanted in table(run, options, istio) {
+        let directory = ensure(&wanted)?;
+        if wanted.path.starts_with(run.root()) && !allow_disk {
             check_tmpfs(&directory, &wanted.path)?;
         }
     }
@@ -122,8 +120,8 @@ fn fail(action: &'static str, path: &Path) -> impl Fn(Errno) -> RunDirError {
     let path = path.to_owned();
     move |errno| RunDirError::Io {
         action,
-        hint: if action == "give away" && errno == Errno::PERM {
-            " (CAP_CHOWN is needed)"
+        hint: if action == "set the group of" && errno == Errno::PERM {
+            " (a group of this process, or CAP_CHOWN, is needed)"
         } else {
             ""
         },
@@ -144,34 +142,28 @@ fn ensure(wanted: &Wanted) -> Result<OwnedFd, RunDirError> {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(errno) => return Err(fail("make", path)(errno)),
     }
-    // A directory that was given away already may not be ours to open, but to name.
-    let named = open(&parent, name, OFlags::PATH, path)?;
-    let found = rustix::fs::fstat(&named).map_err(fail("look at", path))?;
-    if (found.st_uid, found.st_gid, found.st_mode & 0o7777) == (wanted.uid, wanted.gid, wanted.mode) {
-        return Ok(named);
-    }
-    // Mode first, while owner and group are ours: without CAP_FOWNER and CAP_FSETID nobody else's directory can be
-    // changed, and set-group-ID is kept only for a group that we are in. Giving a directory away keeps its mode.
-    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
-    if (found.st_uid, found.st_gid) != (uid.as_raw(), gid.as_raw()) {
-        own(&named, uid, gid, path)?;
-    }
     let directory = open(&parent, name, OFlags::RDONLY, path)?;
-    let opened = rustix::fs::fstat(&directory).map_err(fail("look at", path))?;
-    if (opened.st_dev, opened.st_ino) != (found.st_dev, found.st_ino) {
-        return Err(RunDirError::NotADirectory { path: path.clone() });
+    let found = rustix::fs::fstat(&directory).map_err(fail("look at", path))?;
+    let ours = rustix::process::geteuid().as_raw();
+    if found.st_uid != ours {
+        return Err(RunDirError::Owner {
+            path: path.clone(),
+            uid: found.st_uid,
+            mode: found.st_mode & 0o7777,
+            allowed_uid: ours,
+        });
     }
+    if (found.st_gid, found.st_mode & 0o7777) == (wanted.gid, wanted.mode) {
+        return Ok(directory);
+    }
+    if found.st_gid != wanted.gid {
+        rustix::fs::fchown(&directory, None, Some(Gid::from_raw(wanted.gid)))
+            .map_err(fail("set the group of", path))?;
+    }
+    // The group first: without CAP_FSETID, set-group-ID is kept only for a group that we are in.
     rustix::fs::fchmod(&directory, Mode::from_raw_mode(wanted.mode))
         .map_err(fail("set the mode of", path))?;
-    if (uid.as_raw(), gid.as_raw()) != (wanted.uid, wanted.gid) {
-        own(
-            &directory,
-            Uid::from_raw(wanted.uid),
-            Gid::from_raw(wanted.gid),
-            path,
-        )?;
-    }
-    tracing::info!(target: "audit", path = %path.display(), uid = wanted.uid, gid = wanted.gid, mode = format!("{:04o}", wanted.mode), "prepared a directory");
+    tracing::info!(target: "audit", path = %path.display(), gid = wanted.gid, mode = format!("{:04o}", wanted.mode), "prepared a directory");
     Ok(directory)
 }
 
@@ -183,11 +175,6 @@ fn open(parent: impl AsFd, name: &OsStr, how: OFlags, path: &Path) -> Result<Own
         },
         errno => fail("open", path)(errno),
     })
-}
-
-fn own(directory: &OwnedFd, uid: Uid, gid: Gid, path: &Path) -> Result<(), RunDirError> {
-    rustix::fs::chownat(directory, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)
-        .map_err(fail("give away", path))
 }
 
 fn check_tmpfs(directory: &OwnedFd, path: &Path) -> Result<(), RunDirError> {

@@ -29,14 +29,23 @@ use crate::wanted;
 /// Health is answered within this, or the process is not healthy.
 const HEALTH_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Makes the directories that are not there. The broker's directory gives its group to what is made in it
-/// (set-group-ID), so that the sockets need no capability later.
+/// Makes the directories of the executor's sockets and records, and gives mode and group to those that are there, as the kubelet
+/// makes them for a hostPath. The broker's directory gives its group to what is made in it (set-group-ID), so that the sockets
+/// need no capability later; the executor has to be a member of that group.
 pub fn make_directories(config: &Config) -> anyhow::Result<()> {
     let run = &config.run;
+    if !run.root().is_dir() {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(run.root())
+            .with_context(|| format!("cannot make directory {}", run.root().display()))?;
+    }
+    let (sandboxes, tombstones) = (run.sandboxes(), run.tombstones());
     for (directory, mode, group) in [
-        (Some(run.root()), 0o755, None),
         (run.cni_socket().parent(), 0o700, None),
-        (Some(run.tombstones().as_path()), 0o700, None),
+        (sandboxes.parent(), 0o700, None),
+        (Some(tombstones.as_path()), 0o700, None),
         (run.opener_socket().parent(), 0o700, None),
         (
             run.executor_socket().parent(),
@@ -52,19 +61,18 @@ pub fn make_directories(config: &Config) -> anyhow::Result<()> {
 }
 
 fn make_directory(directory: &Path, mode: u32, group: Option<u32>) -> std::io::Result<()> {
-    if directory.is_dir() {
-        // Somebody with more rights has prepared it.
-        let metadata = directory.metadata()?;
-        if group.is_none_or(|group| group == metadata.gid() && metadata.mode() & 0o2000 != 0) {
-            return Ok(());
-        }
-    } else {
+    if !directory.is_dir() {
         DirBuilder::new().recursive(true).mode(mode).create(directory)?;
+    }
+    let found = directory.metadata()?;
+    let group = group.filter(|group| *group != found.gid());
+    if found.uid() != nix::unistd::geteuid().as_raw() || (group.is_none() && found.mode() & 0o7777 == mode) {
+        return Ok(());
     }
     if group.is_some() {
         chown(directory, None, group)?;
     }
-    // After chown, which clears the set-group-ID bit; also because of the umask.
+    // After chown, which may clear the set-group-ID bit; also because of the umask.
     std::fs::set_permissions(directory, Permissions::from_mode(mode))
 }
 

@@ -275,7 +275,7 @@ mod tests {
 
     fn pod(name: &str, created: &str, deleted: Option<&str>) -> Value {
         json!({ "metadata": { "name": name, "namespace": "sluice-system", "creationTimestamp": created, "deletionTimestamp": deleted },
-            "spec": { "nodeName": "n1", "initContainers": [{ "name": "prepare" }],
+            "spec": { "nodeName": "n1", "initContainers": [{ "name": "first" }],
                 "containers": [{ "name": "installer" }, { "name": "ambient-broker" }] } })
     }
 
@@ -290,7 +290,7 @@ mod tests {
         let leaving = pod("leaving", "2026-01-03T00:00:00Z", Some("2026-01-03T00:00:01Z"));
         let agent = chosen(&[leaving.clone(), new, old]).unwrap();
         assert_eq!((&*agent.pod, &*agent.namespace), ("new", "sluice-system"));
-        assert_eq!(agent.containers, ["prepare", "installer", "ambient-broker"]);
+        assert_eq!(agent.containers, ["first", "installer", "ambient-broker"]);
         assert_eq!(chosen(&[leaving]).unwrap().pod, "leaving");
     }
 

@@ -34,6 +34,13 @@ impl Identity {
             capabilities: Vec::new(),
         }
     }
+
+    /// The same, also a member of these groups.
+    #[must_use]
+    pub fn in_groups(mut self, groups: &[u32]) -> Self {
+        self.groups = groups.to_vec();
+        self
+    }
 }
 
 /// An [`Identity`] worked out before the fork.

@@ -7,22 +7,24 @@ use std::process::{Command, Output};
 
 const BROKER: u32 = 64_807;
 
-/// Runs `prepare` with exactly these capabilities.
+const ZTUNNEL: u32 = 1337;
+
+/// Runs the installer as uid 0 of these further groups, with no capability.
 #[expect(clippy::disallowed_methods, reason = "the test runs the command")]
-fn prepare(run: &Path, capabilities: &str, args: &[&str]) -> Output {
+fn command(groups: &str, command: &str, run: &Path, args: &[&str]) -> Output {
     Command::new("setpriv")
-        .args([
-            "--no-new-privs",
-            "--inh-caps=-all",
-            "--bounding-set",
-            capabilities,
-        ])
+        .args(["--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"])
+        .arg(format!("--groups={groups}"))
         .arg(crate::support::binary("installer"))
-        .args(["prepare", "--run-dir"])
+        .args([command, "--run-dir"])
         .arg(run)
         .args(args)
         .output()
         .unwrap()
+}
+
+fn prepare(run: &Path, args: &[&str]) -> Output {
+    command(&format!("{BROKER},{ZTUNNEL}"), "prepare", run, args)
 }
 
 fn text(output: &Output) -> String {
@@ -40,46 +42,43 @@ fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap()
 }
 
+/// As the kubelet makes it for a hostPath.
+fn made_by_the_kubelet(path: &Path) {
+    fs::create_dir_all(path).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
 #[test]
-fn every_directory_gets_owner_and_mode_with_no_other_capability_than_chown() {
+fn every_directory_gets_group_and_mode_without_any_capability() {
     let root = directory();
     let (run, ztunnel, istio) = (
         root.path().join("run"),
         root.path().join("ztunnel"),
         root.path().join("istio-cni"),
     );
-    // As the kubelet makes it for a hostPath.
-    fs::create_dir(&ztunnel).unwrap();
-    fs::set_permissions(&ztunnel, fs::Permissions::from_mode(0o755)).unwrap();
+    made_by_the_kubelet(&ztunnel);
+    made_by_the_kubelet(&run.join("node"));
     let args = [
         "--ztunnel-dir",
         ztunnel.to_str().unwrap(),
         "--istio-run-dir",
         istio.to_str().unwrap(),
     ];
-    let table = [
-        ("", (0, 0, 0o755)),
-        ("cni", (0, 0, 0o700)),
-        ("executor", (0, BROKER, 0o2750)),
-        ("opener", (0, 0, 0o700)),
-        ("state", (0, 0, 0o700)),
-        ("broker", (BROKER, 0, 0o2750)),
-        ("node", (BROKER, 0, 0o2750)),
-        ("plugin", (0, 0, 0o700)),
-    ];
     let check = || {
-        for (name, wanted) in table {
-            assert_eq!(found(&run.join(name)), wanted, "{name}");
+        assert_eq!(found(&run), (0, 0, 0o755));
+        assert_eq!(found(&run.join("plugin")), (0, 0, 0o700));
+        for name in ["broker", "node"] {
+            assert_eq!(found(&run.join(name)), (0, BROKER, 0o2770), "{name}");
         }
-        assert_eq!(found(&ztunnel), (BROKER, 1337, 0o2750));
+        assert_eq!(found(&ztunnel), (0, ZTUNNEL, 0o2770));
         assert_eq!(found(&istio), (0, BROKER, 0o770));
     };
-    let output = prepare(&run, "-all,+chown", &args);
+    let output = prepare(&run, &args);
     assert!(output.status.success(), "{}", text(&output));
     check();
-    // Again: nothing to do, so nothing is needed.
+    // Again: nothing to do, so no membership is needed.
     fs::write(run.join("plugin/kubeconfig"), "kept").unwrap();
-    let output = prepare(&run, "-all", &args);
+    let output = command("0", "prepare", &run, &args);
     assert!(
         output.status.success() && !text(&output).contains("prepared"),
         "{}",
@@ -89,18 +88,61 @@ fn every_directory_gets_owner_and_mode_with_no_other_capability_than_chown() {
     assert_eq!(fs::read_to_string(run.join("plugin/kubeconfig")).unwrap(), "kept");
     // Damaged by somebody.
     fs::set_permissions(run.join("broker"), fs::Permissions::from_mode(0o777)).unwrap();
-    std::os::unix::fs::chown(run.join("plugin"), Some(1000), Some(1000)).unwrap();
-    let output = prepare(&run, "-all,+chown", &args);
+    std::os::unix::fs::chown(run.join("node"), None, Some(1000)).unwrap();
+    let output = prepare(&run, &args);
     assert!(output.status.success(), "{}", text(&output));
     check();
 }
 
+/// Before it looks for anything else.
 #[test]
-fn without_the_capability_it_is_named() {
+fn run_makes_them_first_when_it_knows_the_brokers_group() {
     let root = directory();
-    let output = prepare(&root.path().join("run"), "-all", &[]);
+    let run = root.path().join("run");
+    let group = BROKER.to_string();
+    let none = root.path().display().to_string();
+    let args = ["--source-dir", &none];
+    let output = command(&group, "run", &run, &args);
+    assert!(!run.exists(), "{}", text(&output));
+    let output = command(
+        &group,
+        "run",
+        &run,
+        &[&args[..], &["--broker-gid", &group]].concat(),
+    );
+    assert!(
+        text(&output).contains("nothing is installed"),
+        "{}",
+        text(&output)
+    );
+    assert_eq!(found(&run.join("broker")), (0, BROKER, 0o2770));
+}
+
+#[test]
+fn without_membership_it_is_named() {
+    let root = directory();
+    let output = command("0", "prepare", &root.path().join("run"), &[]);
     assert!(!output.status.success());
-    assert!(text(&output).contains("CAP_CHOWN is needed"), "{}", text(&output));
+    assert!(
+        text(&output).contains("a group of this process, or CAP_CHOWN, is needed"),
+        "{}",
+        text(&output)
+    );
+}
+
+#[test]
+fn a_directory_of_somebody_else_is_refused() {
+    let root = directory();
+    let run = root.path().join("run");
+    made_by_the_kubelet(&run.join("node"));
+    std::os::unix::fs::chown(run.join("node"), Some(1000), None).unwrap();
+    let output = prepare(&run, &[]);
+    assert!(!output.status.success());
+    assert!(
+        text(&output).contains("belongs to uid 1000, mode 0755; it must be uid 0"),
+        "{}",
+        text(&output)
+    );
 }
 
 #[test]
@@ -109,7 +151,7 @@ fn links_and_files_in_the_way_are_refused() {
     let elsewhere = root.path().join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
     let before = found(&elsewhere);
-    for name in ["", "cni", "broker"] {
+    for name in ["", "plugin", "broker"] {
         let run = root.path().join(format!("run-{name}"));
         if name.is_empty() {
             symlink(&elsewhere, &run).unwrap();
@@ -117,7 +159,7 @@ fn links_and_files_in_the_way_are_refused() {
             fs::create_dir(&run).unwrap();
             symlink(&elsewhere, run.join(name)).unwrap();
         }
-        let output = prepare(&run, "-all,+chown", &[]);
+        let output = prepare(&run, &[]);
         assert!(!output.status.success());
         assert!(
             text(&output).contains("is a symbolic link or no directory"),
@@ -128,18 +170,18 @@ fn links_and_files_in_the_way_are_refused() {
     assert_eq!(found(&elsewhere), before);
     let file = root.path().join("file");
     fs::write(&file, "").unwrap();
-    assert!(!prepare(&file, "-all,+chown", &[]).status.success());
+    assert!(!prepare(&file, &[]).status.success());
 }
 
 #[test]
 fn a_run_directory_that_survives_a_reboot_is_refused() {
     let root = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let run = root.path().join("run");
-    let output = prepare(&run, "-all,+chown", &[]);
+    let output = prepare(&run, &[]);
     assert!(
         !output.status.success() && text(&output).contains("is not on a tmpfs"),
         "{}",
         text(&output)
     );
-    assert!(prepare(&run, "-all,+chown", &["--allow-disk"]).status.success());
+    assert!(prepare(&run, &["--allow-disk"]).status.success());
 }

@@ -258,7 +258,7 @@ fn from_afar_each_container_tells_what_it_sees() {
         ("netns-executor/versions.txt", "sluicectl "),
         ("logs/installer.log", "an ordinary line"),
         // What ends before the others start may be why they do not.
-        ("logs/prepare.log", "an ordinary line"),
+        ("logs/first.log", "an ordinary line"),
         ("cluster/node.yaml", "kind: Node"),
         ("cluster/pod.yaml", "web-0"),
     ] {

@@ -45,7 +45,7 @@ impl Cluster {
         symlink(env!("CARGO_BIN_EXE_sluicectl"), at("kubectl-sluice")).unwrap();
         let agent = json!({
             "metadata": { "name": "sluice-node-abc12", "namespace": "sluice-system", "creationTimestamp": "2026-01-01T00:00:00Z" },
-            "spec": { "nodeName": "node-1", "initContainers": [{ "name": "prepare" }], "containers":
+            "spec": { "nodeName": "node-1", "initContainers": [{ "name": "first" }], "containers":
                 [{ "name": "netns-executor" }, { "name": "ambient-broker" }, { "name": "installer" }] },
         });
         std::fs::write(at("pods.json"), json!({ "items": [agent] }).to_string()).unwrap();
