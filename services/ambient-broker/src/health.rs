@@ -28,12 +28,13 @@ pub struct Health {
     listening: Arc<AtomicBool>,
     was_ready: Arc<AtomicBool>,
     installer: Arc<Mutex<Option<InstallerReport>>>,
+    require_installer: bool,
     require_ztunnel: bool,
 }
 
 impl Health {
-    /// Nothing is ready yet. `require_ztunnel`: not ready without a ready ztunnel connection.
-    pub fn new(beat: Beat, executor: Executor, zds: Zds, require_ztunnel: bool) -> Self {
+    /// Nothing is ready yet.
+    pub fn new(beat: Beat, executor: Executor, zds: Zds) -> Self {
         Self {
             beat,
             executor,
@@ -42,7 +43,18 @@ impl Health {
             listening: Arc::default(),
             was_ready: Arc::default(),
             installer: Arc::default(),
-            require_ztunnel,
+            require_installer: false,
+            require_ztunnel: false,
+        }
+    }
+
+    /// Not ready before an installer has said that it is; or without a ready ztunnel connection.
+    #[must_use]
+    pub fn requiring(self, installer: bool, ztunnel: bool) -> Self {
+        Self {
+            require_installer: installer,
+            require_ztunnel: ztunnel,
+            ..self
         }
     }
 
@@ -142,8 +154,12 @@ impl Health {
                 }));
             }
         }
-        if let Some(installer) = self.installer().filter(|report| !report.ready) {
-            reasons.push(format!("the installer is not ready: {}", installer.problem));
+        match self.installer() {
+            None if self.require_installer => reasons.push("the installer has not reported yet".into()),
+            Some(report) if !report.ready => {
+                reasons.push(format!("the installer is not ready: {}", report.problem));
+            }
+            None | Some(_) => {}
         }
         reasons.extend(self.other_selection());
         if self.require_ztunnel {
@@ -187,7 +203,6 @@ mod tests {
             beat,
             Executor::new(run, &SelectionConfig::default(), String::new()),
             zds,
-            false,
         )
     }
 
@@ -198,5 +213,23 @@ mod tests {
         let why = health.stuck().unwrap();
         assert_eq!(why, "the reconcile loop has not turned for 11 s");
         assert!(health.not_ready_because().contains(&why));
+    }
+
+    #[test]
+    fn an_installer_that_has_said_nothing_is_missed_where_there_has_to_be_one() {
+        let why = "the installer has not reported yet".to_owned();
+        let health = of(Beat::default());
+        assert!(!health.not_ready_because().contains(&why));
+        let health = health.requiring(true, false);
+        assert!(health.not_ready_because().contains(&why));
+        health.set_installer(InstallerReport {
+            ready: true,
+            ..InstallerReport::default()
+        });
+        let reasons = health.not_ready_because();
+        assert!(
+            !reasons.iter().any(|reason| reason.contains("installer")),
+            "{reasons:?}"
+        );
     }
 }

@@ -113,12 +113,8 @@ pub async fn run(
     let zds = Zds::new(config.zds.clone(), events.clone());
     let listeners = bind(&config, &zds).await?;
     let beat = Beat::default();
-    let health = Health::new(
-        beat.clone(),
-        executor.clone(),
-        zds.clone(),
-        config.require_ztunnel,
-    );
+    let health = Health::new(beat.clone(), executor.clone(), zds.clone())
+        .requiring(config.node.is_some(), config.require_ztunnel);
     health.set_listening();
     let parts = Parts {
         executor: executor.clone(),

@@ -52,9 +52,6 @@ pub enum Command {
         /// Only ask whether it answers.
         #[arg(long)]
         alive: bool,
-        /// Seconds that an installer which has just been started is given to be ready.
-        #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=60))]
-        wait: u64,
     },
     /// Make the run directories as `run` does with `--broker-gid`, and end.
     Prepare,

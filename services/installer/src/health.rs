@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use sluice_proto::paths::RunDir;
@@ -13,16 +13,12 @@ use tokio::sync::watch;
 
 /// A probe gives up after this.
 const ANSWER: Duration = Duration::from_secs(2);
-/// Between two questions of a probe that waits.
-const AGAIN: Duration = Duration::from_millis(20);
 
 /// What the socket says.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Health {
     pub(crate) ready: bool,
-    /// Whether it is getting ready for the first time.
-    pub(crate) starting: bool,
     pub(crate) problem: String,
     pub(crate) mode: String,
     pub(crate) effective_file: String,
@@ -101,26 +97,9 @@ fn read(path: &Path) -> std::io::Result<Answer> {
 }
 
 /// Tells a probe: exit status 0 if all is in place, else the reason. An installer that stands by is well: what is wrong with the
-/// one that serves may be what it is to mend. An installer that has just been started gets so much
-/// `patience` to be ready: the kubelet would ask again only after a whole period.
-pub(crate) fn check(
-    run: &RunDir,
-    only_alive: bool,
-    patience: Duration,
-    out: &mut impl Write,
-) -> std::io::Result<bool> {
-    let until = Instant::now() + patience;
-    let mut answer = ask(run);
-    let is_starting = |answer: &Result<Answer, NoAnswer>| match answer {
-        Ok(Answer::Ours(health)) => health.starting && !only_alive,
-        Ok(Answer::Theirs) => false,
-        Err(_) => true,
-    };
-    while is_starting(&answer) && Instant::now() < until {
-        std::thread::sleep(AGAIN);
-        answer = ask(run);
-    }
-    match answer {
+/// one that serves may be what it is to mend.
+pub(crate) fn check(run: &RunDir, only_alive: bool, out: &mut impl Write) -> std::io::Result<bool> {
+    match ask(run) {
         Ok(Answer::Theirs) => {
             writeln!(out, "standing by")?;
             Ok(true)

@@ -31,7 +31,6 @@ mod throttle;
 mod watch;
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::Context;
 use config::{Cli, Command, Flags};
@@ -65,9 +64,8 @@ pub fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
             privileges::drop_to(flags.capabilities())?;
             purge::purge(&host_root::followed(&flags, &options.host_root)?, &options)?;
         }
-        Command::Healthcheck { alive, wait } => {
-            let patience = Duration::from_secs(wait);
-            let healthy = health::check(&flags.run(), alive, patience, &mut std::io::stdout().lock())?;
+        Command::Healthcheck { alive } => {
+            let healthy = health::check(&flags.run(), alive, &mut std::io::stdout().lock())?;
             return Ok(if healthy {
                 ExitCode::SUCCESS
             } else {

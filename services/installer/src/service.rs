@@ -50,7 +50,6 @@ pub(crate) async fn run(installer: Installer, stop: CancellationToken) -> Result
     });
     let (health_sender, health) = watch::channel(Health {
         problem: beginning.to_owned(),
-        starting: true,
         ..Health::default()
     });
     let dropped = Dropped::default();
@@ -160,10 +159,8 @@ impl Node {
             told.clone_from(report);
             new
         });
-        let starting = self.health.borrow().starting && !report.ready;
         self.health.send_replace(Health {
             ready: report.ready,
-            starting,
             problem: report.problem.clone(),
             mode: report.mode.clone(),
             effective_file: report.effective_file.clone(),

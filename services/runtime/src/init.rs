@@ -23,7 +23,8 @@ const WINDOW: Duration = Duration::from_mins(1);
 const FIRST_MOMENTS: Duration = Duration::from_secs(1);
 
 /// Runs `service` in this process, or, if this is process 1 of a PID namespace, in a child: in one after the other, until the
-/// service has ended for good. The exit status is the service's own, or 128 and the signal that ended it.
+/// service has ended for good. The exit status is the service's own, or 128 and the signal that ended it, or 0 if that is the signal
+/// by which it was asked to stop.
 ///
 /// Process 1 hands SIGTERM and SIGINT on to the service, waits for whatever processes are left to it
 /// (pid_namespaces(7)), and does nothing else.
@@ -95,6 +96,8 @@ impl End {
     fn exit_code(self) -> ExitCode {
         let code = match self.status {
             WaitStatus::Exited(_, code) => code,
+            // One that only stood by has nothing to finish, and does not handle the signal. A pod with it has not failed.
+            WaitStatus::Signaled(_, Signal::SIGTERM | Signal::SIGINT, _) if self.asked => 0,
             WaitStatus::Signaled(_, signal, _) => 128 + signal as i32,
             _ => 1,
         };

@@ -68,6 +68,15 @@ fn a_service_that_is_killed_is_started_again_by_the_same_process_1() {
     assert_eq!(container.ended(), Some(0));
 }
 
+/// As one that stands by: nothing went wrong.
+#[test]
+fn a_service_that_is_asked_to_stop_before_it_handles_that_has_not_failed() {
+    let mut container = Container::start(&["unready"]);
+    container.says("serving");
+    kill(container.init(), Signal::SIGTERM).unwrap();
+    assert_eq!(container.ended(), Some(0));
+}
+
 #[test]
 fn a_service_that_dies_too_often_ends_the_container_with_its_signal() {
     let mut container = Container::start(&[]);
