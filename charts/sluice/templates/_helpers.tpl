@@ -122,7 +122,7 @@ terminationMessagePolicy: FallbackToLogsOnError
 livenessProbe:
   exec: {command: {{ $command }}}
   # None is asked for at the start: each look costs the node a process in the container, while pods wait for the agent. Whether
-  # the agent works is what the readiness of broker and installer says.
+  # the agent works is what the broker's readiness says.
   initialDelaySeconds: 10
   periodSeconds: 15
   timeoutSeconds: 5

@@ -137,12 +137,16 @@ impl Release {
         &self.object("DaemonSet", "sluice-node")["spec"]["template"]
     }
 
-    /// Every container with its name, init containers first.
+    /// Every container with its name.
     pub(crate) fn containers(&self) -> Vec<(&str, &Value)> {
         let spec = &self.pod()["spec"];
-        ["initContainers", "containers"]
-            .into_iter()
-            .flat_map(|list| spec[list].as_array().unwrap())
+        assert!(
+            spec["initContainers"].is_null(),
+            "each costs a rollout one of the kubelet's looks"
+        );
+        let containers = spec["containers"].as_array().unwrap();
+        containers
+            .iter()
             .map(|container| (container["name"].as_str().unwrap(), container))
             .collect()
     }

@@ -140,7 +140,7 @@ fn openshift_gets_constraints_with_no_more_than_the_containers_ask_for() {
     let scc = release.object("SecurityContextConstraints", "sluice-node");
     assert_eq!(
         scc["allowedCapabilities"],
-        serde_json::json!(["CHOWN", "NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"])
+        serde_json::json!(["NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"])
     );
     for refused in [
         "allowHostIPC",
@@ -159,7 +159,7 @@ fn openshift_gets_constraints_with_no_more_than_the_containers_ask_for() {
     let without = Release::render(&["platform=openshift", "profile=enrolOnAdd"]);
     assert_eq!(
         without.object("SecurityContextConstraints", "sluice-node")["allowedCapabilities"],
-        serde_json::json!(["CHOWN", "NET_ADMIN"])
+        serde_json::json!(["NET_ADMIN"])
     );
     let own = Release::render(&["platform=openshift", "openshift.createScc=false"]);
     assert!(

@@ -118,7 +118,7 @@ fn without_the_opener_nobody_has_sys_admin_or_the_hosts_proc() {
     ] {
         assert!(!text.contains(absent), "{absent}");
     }
-    assert_eq!(release.containers().len(), 4);
+    assert_eq!(release.containers().len(), CONTAINERS.len() - 1);
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn only_the_broker_has_an_api_token() {
             .unwrap()
             .iter()
             .any(|mount| mount["name"] == "api-token");
-        assert_eq!(mounted, name == "ambient-broker", "{name}");
+        assert_eq!(mounted, name.starts_with("ambient-broker"), "{name}");
         assert!(
             container["env"]
                 .to_string()

@@ -21,6 +21,8 @@ use crate::health::Health;
 
 /// A change is told this late at most.
 const LOOK: Duration = Duration::from_millis(200);
+/// An installer that is not ready for so long at the start is not just starting.
+const STARTING: Duration = Duration::from_secs(5);
 
 /// Whether the node agent is meant to stay on this node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -66,7 +68,7 @@ pub trait NodeFacts: fmt::Debug + Send + Sync {
     fn withdraw(&self) -> BoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))
     }
-    /// The installer was ready and is no more: tells people why. Must not block.
+    /// The installer is not ready, and is not just starting: tells people why. Must not block.
     fn installer_failed(&self, problem: &str) {
         let _ = problem;
     }
@@ -111,6 +113,29 @@ impl Node {
             ..self.state(lifecycle)
         };
         self.last.send_replace(Some(state));
+    }
+
+    /// Tells people what keeps the installer from being ready for the first time, as a probe of its own would; from then on
+    /// [`NodeLifecycle::report`] does.
+    pub(crate) async fn complain(self, stop: CancellationToken) {
+        let mut told = String::new();
+        let mut look =
+            tokio::time::interval_at(tokio::time::Instant::now() + STARTING, Duration::from_secs(1));
+        loop {
+            tokio::select! {
+                _ = look.tick() => {}
+                () = stop.cancelled() => return,
+            }
+            let problem = match self.health.installer() {
+                Some(report) if report.ready => return,
+                Some(report) => report.problem,
+                None => "it has not reported yet".to_owned(),
+            };
+            if problem != told {
+                self.facts.installer_failed(&problem);
+                told = problem;
+            }
+        }
     }
 
     /// The cluster.

@@ -103,6 +103,7 @@ pub(crate) fn serve_node(
     end: &CancellationToken,
 ) {
     tasks.spawn(node.clone().conclude(stop.clone()));
+    tasks.spawn(node.clone().complain(stop.clone()));
     let end = end.clone();
     tasks.spawn(async move {
         let server = Server::builder().add_service(node.server());

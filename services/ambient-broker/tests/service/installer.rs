@@ -19,6 +19,7 @@ struct Facts {
     lifecycle: Mutex<Lifecycle>,
     credentials: Mutex<Option<PluginCredentials>>,
     withdrawn: AtomicBool,
+    failures: Mutex<Vec<String>>,
 }
 
 impl Facts {
@@ -42,6 +43,10 @@ impl NodeFacts for Facts {
     fn withdraw(&self) -> BoxFuture<'_, ()> {
         self.withdrawn.store(true, Ordering::Relaxed);
         Box::pin(std::future::ready(()))
+    }
+
+    fn installer_failed(&self, problem: &str) {
+        self.failures.lock().unwrap().push(problem.to_owned());
     }
 
     fn last_look(&self) -> BoxFuture<'_, Lifecycle> {
@@ -183,6 +188,43 @@ async fn an_installer_that_is_not_ready_makes_the_node_not_ready() {
         assert!(Instant::now() < until, "{text}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+#[tokio::test]
+async fn what_keeps_the_installer_from_being_ready_is_told_to_people() {
+    let mut node = Node::new();
+    let facts = Arc::new(Facts::default());
+    node.facts = Some(facts.clone());
+    node.executor.serve(&node.run);
+    node.start_broker();
+    let mut client = installer(&node).await;
+    let report = |ready: bool, problem: &str| InstallerReport {
+        ready,
+        problem: problem.to_owned(),
+        ..InstallerReport::default()
+    };
+    let told = async |problems: &[&str]| {
+        let until = Instant::now() + 2 * SOON;
+        while *facts.failures.lock().unwrap() != problems {
+            assert!(Instant::now() < until, "{:?}", facts.failures.lock().unwrap());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let started = Instant::now();
+    client
+        .report(report(false, "no primary network yet"))
+        .await
+        .unwrap();
+    told(&["no primary network yet"]).await;
+    // Who is just starting is not complained of.
+    assert!(
+        started.elapsed() > Duration::from_secs(4),
+        "{:?}",
+        started.elapsed()
+    );
+    client.report(report(true, "")).await.unwrap();
+    client.report(report(false, "it is gone again")).await.unwrap();
+    told(&["no primary network yet", "it is gone again"]).await;
 }
 
 #[tokio::test]
