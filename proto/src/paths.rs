@@ -85,8 +85,7 @@ impl RunDir {
     pub fn zds_socket(&self) -> PathBuf {
         self.0.join("ztunnel/ztunnel.sock")
     }
-    /// What the serving executor locks: a directory that no other service has mounted (but the installer, which makes some of them).
-    /// The same for the next three.
+    /// What the serving executor locks: a directory that no other service has mounted. The same for the next three.
     pub fn executor_lease(&self) -> PathBuf {
         self.0.join("cni")
     }
@@ -94,7 +93,7 @@ impl RunDir {
     pub fn opener_lease(&self) -> PathBuf {
         self.0.join("opener")
     }
-    /// What the serving broker locks.
+    /// What the serving broker locks. The installer, which makes it, has it mounted as well.
     pub fn broker_lease(&self) -> PathBuf {
         self.0.join("broker")
     }

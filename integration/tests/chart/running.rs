@@ -5,10 +5,12 @@
 use std::collections::BTreeSet;
 
 use serde_json::Value;
+use sluice_proto::paths::BROKER_UID;
 use sluice_testkit::process::Capability;
 use sluice_testkit::process::status::ProcStatus;
 
 use crate::helm::{NAMESPACE, texts};
+use crate::privileges::CONTAINERS;
 use crate::release::{get, installed};
 
 /// A running container: its processes, and what the API server has of it.
@@ -100,11 +102,14 @@ fn threads(pid: u32) -> Vec<ProcStatus> {
 #[test]
 fn containers_run_with_what_the_chart_gives_them_and_nothing_more() {
     let running = running();
-    assert_eq!(running.len(), 4);
+    assert_eq!(running.len(), CONTAINERS.len());
     for container in &running {
         let context = &container.spec["securityContext"];
         let given = capabilities(context);
         let uid = u32::try_from(context["runAsUser"].as_u64().unwrap()).unwrap();
+        // Its own, the broker's, ztunnel's.
+        let (own, broker) = (uid.to_string(), BROKER_UID.to_string());
+        let allowed = [own.as_str(), broker.as_str(), "1337"];
         let mut held = Vec::new();
         for pid in container.pids.iter().chain([&container.init]) {
             let process = ProcStatus::read(*pid).unwrap();
@@ -121,6 +126,9 @@ fn containers_run_with_what_the_chart_gives_them_and_nothing_more() {
                 assert_eq!(thread.permitted(), thread.effective(), "{what}");
                 assert_eq!(thread.effective(), process.effective(), "{what}");
                 assert_eq!(thread.uids(), [uid; 4], "{what}");
+                let groups = thread.field("Groups").split_whitespace();
+                let foreign: Vec<&str> = groups.filter(|gid| !allowed.contains(gid)).collect();
+                assert!(foreign.is_empty(), "{what}: {foreign:?}");
                 assert!(thread.no_new_privs(), "{what}");
                 assert!(thread.has_seccomp_filter(), "{what}");
             }
@@ -192,7 +200,7 @@ fn images_are_read_only_and_the_hosts_proc_is_seen_by_the_opener_alone() {
             .or_else(|| options("/var/run/secrets/kubernetes.io/serviceaccount"));
         assert_eq!(
             token.is_some(),
-            container.name == "ambient-broker",
+            container.name.starts_with("ambient-broker"),
             "{}",
             container.name
         );

@@ -2,7 +2,8 @@
 //! next begins when that one has ended, however it ended.
 //!
 //! Invariant: whoever serves holds an exclusive lock (flock(2)) on a directory that only processes of its service have
-//! mounted. The kernel releases it with the process, so that no crash leaves it behind, and no process waits for a dead one.
+//! mounted; the broker's the installer as well, which makes it. The kernel releases it with the process, so that no crash
+//! leaves it behind, and no process waits for a dead one.
 
 use std::fs::{File, TryLockError};
 use std::io;
