@@ -142,8 +142,9 @@ fn ensure(wanted: &Wanted) -> Result<OwnedFd, RunDirError> {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(errno) => return Err(fail("make", path)(errno)),
     }
-    let directory = open(&parent, name, OFlags::RDONLY, path)?;
-    let found = rustix::fs::fstat(&directory).map_err(fail("look at", path))?;
+    // Somebody else's may not be ours to open, but to name.
+    let named = open(&parent, name, OFlags::PATH, path)?;
+    let found = rustix::fs::fstat(&named).map_err(fail("look at", path))?;
     let ours = rustix::process::geteuid().as_raw();
     if found.st_uid != ours {
         return Err(RunDirError::Owner {
@@ -154,15 +155,23 @@ fn ensure(wanted: &Wanted) -> Result<OwnedFd, RunDirError> {
         });
     }
     if (found.st_gid, found.st_mode & 0o7777) == (wanted.gid, wanted.mode) {
-        return Ok(directory);
+        return Ok(named);
     }
-    if found.st_gid != wanted.gid {
-        rustix::fs::fchown(&directory, None, Some(Gid::from_raw(wanted.gid)))
-            .map_err(fail("set the group of", path))?;
+    let directory = open(&parent, name, OFlags::RDONLY, path)?;
+    // The mode while the group is ours: without CAP_FSETID, set-group-ID is kept only for a group that we are in. Another group
+    // keeps a directory's mode.
+    let group = |gid: u32| {
+        rustix::fs::fchown(&directory, None, Some(Gid::from_raw(gid))).map_err(fail("set the group of", path))
+    };
+    let own = rustix::process::getegid().as_raw();
+    if found.st_gid != own {
+        group(own)?;
     }
-    // The group first: without CAP_FSETID, set-group-ID is kept only for a group that we are in.
     rustix::fs::fchmod(&directory, Mode::from_raw_mode(wanted.mode))
         .map_err(fail("set the mode of", path))?;
+    if wanted.gid != own {
+        group(wanted.gid)?;
+    }
     tracing::info!(target: "audit", path = %path.display(), gid = wanted.gid, mode = format!("{:04o}", wanted.mode), "prepared a directory");
     Ok(directory)
 }

@@ -9,11 +9,16 @@ const BROKER: u32 = 64_807;
 
 const ZTUNNEL: u32 = 1337;
 
-/// Runs the installer as uid 0 of these further groups, with no capability.
+/// Runs the installer as uid 0 of these further groups, with exactly these capabilities.
 #[expect(clippy::disallowed_methods, reason = "the test runs the command")]
-fn command(groups: &str, command: &str, run: &Path, args: &[&str]) -> Output {
+fn command(groups: &str, capabilities: &str, command: &str, run: &Path, args: &[&str]) -> Output {
     Command::new("setpriv")
-        .args(["--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"])
+        .args([
+            "--no-new-privs",
+            "--inh-caps=-all",
+            "--bounding-set",
+            capabilities,
+        ])
         .arg(format!("--groups={groups}"))
         .arg(crate::support::binary("installer"))
         .args([command, "--run-dir"])
@@ -24,7 +29,7 @@ fn command(groups: &str, command: &str, run: &Path, args: &[&str]) -> Output {
 }
 
 fn prepare(run: &Path, args: &[&str]) -> Output {
-    command(&format!("{BROKER},{ZTUNNEL}"), "prepare", run, args)
+    command(&format!("{BROKER},{ZTUNNEL}"), "-all", "prepare", run, args)
 }
 
 fn text(output: &Output) -> String {
@@ -78,7 +83,7 @@ fn every_directory_gets_group_and_mode_without_any_capability() {
     check();
     // Again: nothing to do, so no membership is needed.
     fs::write(run.join("plugin/kubeconfig"), "kept").unwrap();
-    let output = command("0", "prepare", &run, &args);
+    let output = command("0", "-all", "prepare", &run, &args);
     assert!(
         output.status.success() && !text(&output).contains("prepared"),
         "{}",
@@ -94,6 +99,16 @@ fn every_directory_gets_group_and_mode_without_any_capability() {
     check();
 }
 
+/// On a host, say: root of no such group, which may give away what is its own.
+#[test]
+fn with_the_capability_no_membership_is_needed() {
+    let root = directory();
+    let run = root.path().join("run");
+    let output = command("0", "-all,+chown", "prepare", &run, &[]);
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(found(&run.join("broker")), (0, BROKER, 0o2770));
+}
+
 /// Before it looks for anything else.
 #[test]
 fn run_makes_them_first_when_it_knows_the_brokers_group() {
@@ -102,10 +117,11 @@ fn run_makes_them_first_when_it_knows_the_brokers_group() {
     let group = BROKER.to_string();
     let none = root.path().display().to_string();
     let args = ["--source-dir", &none];
-    let output = command(&group, "run", &run, &args);
+    let output = command(&group, "-all", "run", &run, &args);
     assert!(!run.exists(), "{}", text(&output));
     let output = command(
         &group,
+        "-all",
         "run",
         &run,
         &[&args[..], &["--broker-gid", &group]].concat(),
@@ -121,7 +137,7 @@ fn run_makes_them_first_when_it_knows_the_brokers_group() {
 #[test]
 fn without_membership_it_is_named() {
     let root = directory();
-    let output = command("0", "prepare", &root.path().join("run"), &[]);
+    let output = command("0", "-all", "prepare", &root.path().join("run"), &[]);
     assert!(!output.status.success());
     assert!(
         text(&output).contains("a group of this process, or CAP_CHOWN, is needed"),
@@ -135,11 +151,12 @@ fn a_directory_of_somebody_else_is_refused() {
     let root = directory();
     let run = root.path().join("run");
     made_by_the_kubelet(&run.join("node"));
+    fs::set_permissions(run.join("node"), fs::Permissions::from_mode(0o700)).unwrap();
     std::os::unix::fs::chown(run.join("node"), Some(1000), None).unwrap();
     let output = prepare(&run, &[]);
     assert!(!output.status.success());
     assert!(
-        text(&output).contains("belongs to uid 1000, mode 0755; it must be uid 0"),
+        text(&output).contains("belongs to uid 1000, mode 0700; it must be uid 0"),
         "{}",
         text(&output)
     );
