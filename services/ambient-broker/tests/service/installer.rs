@@ -64,6 +64,17 @@ async fn installer(node: &Node) -> NodeLifecycleClient<UdsChannel> {
     NodeLifecycleClient::with_origin(channel, origin())
 }
 
+/// A node with an executor and a broker, and an installer that is connected.
+async fn begun() -> (Node, Arc<Facts>, NodeLifecycleClient<UdsChannel>) {
+    let mut node = Node::new();
+    let facts = Arc::new(Facts::default());
+    node.facts = Some(facts.clone());
+    node.executor.serve(&node.run);
+    node.start_broker();
+    let client = installer(&node).await;
+    (node, facts, client)
+}
+
 async fn until(
     states: &mut tonic::Streaming<NodeState>,
     what: &str,
@@ -141,11 +152,7 @@ async fn the_installer_is_told_when_the_node_can_serve_what_becomes_of_it_and_wi
 
 #[tokio::test]
 async fn an_installer_that_is_not_ready_makes_the_node_not_ready() {
-    let mut node = Node::new();
-    node.facts = Some(Arc::new(Facts::default()));
-    node.executor.serve(&node.run);
-    node.start_broker();
-    let mut client = installer(&node).await;
+    let (node, _, mut client) = begun().await;
     let mut report = InstallerReport {
         ready: false,
         problem: "no primary network yet".into(),
@@ -192,12 +199,7 @@ async fn an_installer_that_is_not_ready_makes_the_node_not_ready() {
 
 #[tokio::test]
 async fn what_keeps_the_installer_from_being_ready_is_told_to_people() {
-    let mut node = Node::new();
-    let facts = Arc::new(Facts::default());
-    node.facts = Some(facts.clone());
-    node.executor.serve(&node.run);
-    node.start_broker();
-    let mut client = installer(&node).await;
+    let (_node, facts, mut client) = begun().await;
     let report = |ready: bool, problem: &str| InstallerReport {
         ready,
         problem: problem.to_owned(),
@@ -229,11 +231,7 @@ async fn what_keeps_the_installer_from_being_ready_is_told_to_people() {
 
 #[tokio::test]
 async fn a_plugin_that_is_given_another_selection_makes_the_node_not_ready() {
-    let mut node = Node::new();
-    node.facts = Some(Arc::new(Facts::default()));
-    node.executor.serve(&node.run);
-    node.start_broker();
-    let mut client = installer(&node).await;
+    let (node, _, mut client) = begun().await;
     let with = |selection_hash: String| InstallerReport {
         ready: true,
         selection_hash,
@@ -295,12 +293,7 @@ async fn an_executor_that_comes_after_the_agent_was_asked_to_leave_is_retired_as
 
 #[tokio::test]
 async fn an_agent_that_leaves_the_node_takes_everything_back_and_leaves_no_socket() {
-    let mut node = Node::new();
-    let facts = Arc::new(Facts::default());
-    node.facts = Some(facts.clone());
-    node.executor.serve(&node.run);
-    node.start_broker();
-    let mut client = installer(&node).await;
+    let (mut node, facts, mut client) = begun().await;
     let mut states = client.watch(WatchRequest {}).await.unwrap().into_inner();
     until(&mut states, "serving", |state| state.can_serve).await;
     assert!(node.run.zds_socket().exists());
